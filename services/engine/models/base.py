@@ -1,0 +1,80 @@
+"""What every model family offers to the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.engine.cache.spec import CacheGroup, CachePools
+from services.engine.runtime.batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a model this process holds.
+
+    `rank` of `world` tensor-parallel ranks; layers `first_layer` to `last_layer` (exclusive;
+    None means to the end) of the sequence of layers.
+    """
+
+    rank: int = 0
+    world: int = 1
+    first_layer: int = 0
+    last_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} must be in 0..{self.world - 1}")
+
+
+class Collectives(Protocol):
+    """Sums over tensor-parallel ranks. A single rank uses `NoCollectives`."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor: ...
+
+
+class NoCollectives:
+    """One rank: nothing to sum."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return x
+
+
+class NgramHash(Protocol):
+    """Row ids of an n-gram table from token ids alone."""
+
+    table: str  # name of the table, as offload serves it
+    context_tokens: int  # preceding ids that a token's rows depend on
+
+    def row_ids(self, token_ids: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Row ids int64 [n, heads] of n consecutive tokens of one sequence.
+
+        `context` holds up to `context_tokens` ids just before `token_ids` (fewer at the start).
+        """
+        ...
+
+
+class StageModel(Protocol):
+    """The layers of one pipeline stage. Not thread-safe; one caller.
+
+    `forward` returns the hidden state for the next stage ([T, width]) or, on the last stage,
+    fp32 logits [N, vocab] of `batch.logit_rows_N`. It reads and writes `pools` in place and makes
+    no host round trip.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    vocab_size: int
+    max_positions: int
+    ngram: NgramHash | None
+    weight_bytes: int  # resident bytes of all weights of this shard
+
+    def forward(
+        self, batch: StepBatch, pools: CachePools, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor: ...

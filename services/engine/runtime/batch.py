@@ -1,0 +1,52 @@
+"""The input of one forward pass, as tensors on the model's device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+# Legend: B sequences of the step, T packed tokens, N rows that need logits, W state writes,
+# P pages of the longest table.
+
+
+class PendingRows(Protocol):
+    """N-gram rows on their way; started when the token ids were known."""
+
+    def wait(self) -> torch.Tensor:
+        """Row values [T, rows_per_token * row_values] as stored (e4m3 bytes or bf16)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateWrites:
+    """Which states a step leaves behind in one state group.
+
+    The state after packed token `token_W[i]` of sequence `sequence_W[i]` goes to slot
+    `slot_W[i]`. The last token of every sequence has a write; further ones are snapshots at unit
+    boundaries or the states after each draft token. Ordered by token; int64.
+    """
+
+    token_W: torch.Tensor
+    sequence_W: torch.Tensor
+    slot_W: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Tokens to compute, packed: sequence b owns rows starts_B1[b] to starts_B1[b + 1].
+
+    A sequence computes n >= 1 tokens; decode, a prefill chunk and the verification of drafts
+    differ in nothing else.
+    """
+
+    token_ids_T: torch.Tensor  # int64
+    positions_T: torch.Tensor  # int64, absolute from 0
+    starts_B1: torch.Tensor  # int64 [B + 1]
+    context_B: torch.Tensor  # int64, tokens of the sequence before this step
+    page_tables: dict[str, torch.Tensor]  # group -> int64 [B, P]; -1 where freed or absent
+    state_read_B: dict[str, torch.Tensor]  # group -> int64 slot to start from; -1 means zeros
+    state_writes: dict[str, StateWrites]
+    logit_rows_N: torch.Tensor  # int64, packed rows to compute logits for
+    ngram_rows: PendingRows | None = None

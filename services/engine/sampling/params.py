@@ -1,0 +1,30 @@
+"""How the next token of a sequence is chosen; resolved values, no defaults left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling settings of one sequence. Ranges are checked where a request enters.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. `seed` and the position of a token
+    alone decide its random number, so batch composition never matters.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    blocked_token_ids: tuple[int, ...] = ()  # stop ids while min_tokens is not reached
+    logprobs: int | None = None  # length of the top list; None computes none
+    # Tokens that penalties count: the prompt (repetition only) and the output so far.
+    prompt_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] = ()
