@@ -1,0 +1,64 @@
+"""`warhorse test`, `warhorse dev` and `warhorse bench`: what developers and CI run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from services.common.cli.base import say
+from services.common.cli.checks import CHECKS, generate, run
+from services.common.cli.lock import write_locks
+from services.common.supervisor.state import ROOT
+
+if TYPE_CHECKING:
+    from services.common.cli.base import Subparsers
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Register test, dev and bench."""
+    test = commands.add_parser("test", help="run the whole test suite", add_help=False)
+    test.set_defaults(command=run_test, takes_rest=True)
+    dev = commands.add_parser("dev", help="checks for developers")
+    dev.add_argument(
+        "check", nargs="?", default="check", choices=["check", "generate", "lock", *CHECKS]
+    )
+    dev.set_defaults(command=run_dev)
+    bench = commands.add_parser("bench", help="run a benchmark of tests/benchmarks")
+    bench.add_argument("name", choices=_benchmarks())
+    bench.set_defaults(command=run_bench, takes_rest=True)
+
+
+def run_test(arguments: argparse.Namespace) -> int:
+    """pytest with whatever arguments follow."""
+    return run(sys.executable, "-m", "pytest", *arguments.rest)
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """`python -m tests.benchmarks.NAME`."""
+    return run(sys.executable, "-m", f"tests.benchmarks.{arguments.name}", *arguments.rest)
+
+
+def _benchmarks() -> list[str]:
+    folder = ROOT / "tests" / "benchmarks"
+    return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+
+
+def run_dev(arguments: argparse.Namespace) -> int:
+    """One check, all of them (`check`), or a generator."""
+    match arguments.check:
+        case "generate":
+            return generate(ROOT / "protos")
+        case "lock":
+            write_locks(ROOT)
+            return 0
+        case "check":
+            return max([_report(name) for name in CHECKS])
+        case name:
+            return _report(name)
+
+
+def _report(name: str) -> int:
+    code = CHECKS[name]()
+    say(f"{name}: {'passed' if code == 0 else 'FAILED'}")
+    return code

@@ -1,0 +1,200 @@
+"""`warhorse up`, `warhorse down`, `warhorse logs`: start and stop a stack."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from services.common.cli.base import UserError, add_project, say
+from services.common.supervisor.compose_file import ComposeError, load_services, variable_names
+from services.common.supervisor.state import ROOT, StackPaths, StackState
+from services.common.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from services.common.cli.base import Subparsers
+
+COMPOSE_FILE = ROOT / "compose" / "compose.yaml"
+DEFAULT_MODEL = ROOT / "services/engine/checkpoints/nano_models/nano-qwen3.8-flash-next"
+READY_SECONDS = 3600.0  # large checkpoints load for long; a failed start ends the wait at once
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Register up, down and logs."""
+    start = commands.add_parser("up", help="start the five processes", allow_abbrev=False)
+    start.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="folder of a checkpoint")
+    start.add_argument("--port", type=int, default=8000)
+    start.add_argument("--host", default="127.0.0.1", help="address the gateway listens on")
+    start.add_argument("--detach", action="store_true", help="return when the stack is ready")
+    start.add_argument("--docker", action="store_true", help="run in containers")
+    for name in sorted(_setting_flags()):
+        start.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    start.epilog = "settings: " + " ".join(f"--{name}" for name in sorted(_setting_flags()))
+    add_project(start).set_defaults(command=run_up)
+    stop = commands.add_parser("down", help="stop the stack")
+    stop.add_argument("--docker", action="store_true", help="the one in containers")
+    add_project(stop).set_defaults(command=run_down)
+    logs = commands.add_parser("logs", help="print the log of a service")
+    logs.add_argument("service")
+    add_project(logs).set_defaults(command=run_logs)
+
+
+def _setting_flags() -> set[str]:
+    """Flags for the variables of the compose file that have none of their own."""
+    own = {"model", "port", "host"}
+    names = {n.removeprefix("WARHORSE_").lower().replace("_", "-")
+             for n in variable_names(COMPOSE_FILE)}  # fmt: skip
+    return names - own
+
+
+def run_up(arguments: argparse.Namespace) -> int:
+    """Start the stack; in the foreground until Ctrl-C unless --detach is given."""
+    variables = _variables(arguments)
+    if arguments.docker:
+        return _docker(arguments, variables, "up", "--detach", "--wait", "--build")
+    paths = StackPaths.of(arguments.project)
+    running = StackState.read(paths.file)
+    if running is not None and running.alive:
+        raise UserError(f"already running at {running.url}; stop it with ./warhorse down")
+    _check_port(arguments.host, arguments.port)
+    if arguments.detach:
+        return _detach(paths)
+    return _foreground(arguments, paths, variables)
+
+
+def _variables(arguments: argparse.Namespace) -> dict[str, str]:
+    model = arguments.model.expanduser().resolve()
+    if not model.is_dir():
+        raise UserError(f"--model {arguments.model}: no such folder")
+    given = {
+        f"WARHORSE_{name.upper().replace('-', '_')}": value
+        for name in _setting_flags()
+        if (value := getattr(arguments, name.replace("-", "_"))) is not None
+    }
+    if script := given.get("WARHORSE_SCRIPT"):
+        if not Path(script).is_file():
+            raise UserError(f"--script {script}: no such file")
+        given["WARHORSE_SCRIPT"] = str(Path(script).resolve())
+    own = {"MODEL": str(model), "PORT": str(arguments.port), "HOST": arguments.host}
+    return {**os.environ, **given, **{f"WARHORSE_{key}": value for key, value in own.items()}}
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"--port {port} on {host}: {error.strerror}") from error
+
+
+def _foreground(arguments: argparse.Namespace, paths: StackPaths, variables: dict[str, str]) -> int:
+    try:
+        services = load_services(COMPOSE_FILE, variables)
+    except ComposeError as error:
+        raise UserError(str(error)) from error
+    logging.basicConfig(level=logging.INFO, format="warhorse: %(message)s")
+    shutil.rmtree(paths.logs, ignore_errors=True)
+    shutil.rmtree(paths.run, ignore_errors=True)
+    me = psutil.Process()
+    host = "127.0.0.1" if arguments.host == "0.0.0.0" else arguments.host
+    url = f"http://{host}:{arguments.port}"
+    state = StackState(me.pid, me.create_time(), url, str(variables["WARHORSE_MODEL"]))
+    code = asyncio.run(_supervise(Supervisor(services, paths, state), state))
+    shutil.rmtree(paths.run, ignore_errors=True)
+    if state.failure:
+        raise UserError(state.failure)
+    return code
+
+
+async def _supervise(supervisor: Supervisor, state: StackState) -> int:
+    running = asyncio.create_task(supervisor.run())
+    started = time.monotonic()
+    while not state.ready and not running.done():
+        await asyncio.sleep(0.05)
+    if state.ready:
+        say(f"ready in {time.monotonic() - started:.1f} s at {state.url}\n{_example(state.url)}")
+    return await running
+
+
+def _example(url: str) -> str:
+    body = '{"messages": [{"role": "user", "content": "What is 23 + 58?"}]}'
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _detach(paths: StackPaths) -> int:
+    """Run the same command without --detach in a session of its own; wait until it is ready."""
+    paths.state.mkdir(parents=True, exist_ok=True)
+    paths.file.unlink(missing_ok=True)
+    command = [word for word in sys.argv[1:] if word != "--detach"]
+    with (paths.state / "up.log").open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "services.common.cli", *command],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        state = StackState.read(paths.file)
+        if state is not None and state.ready:
+            say(f"ready at {state.url}\n{_example(state.url)}")
+            return 0
+        time.sleep(0.05)
+    raise UserError((paths.state / "up.log").read_text().strip().removeprefix("warhorse: "))
+
+
+def run_down(arguments: argparse.Namespace) -> int:
+    """Stop the stack and wait until all its processes are gone."""
+    if arguments.docker:
+        # The file's required variables have no meaning for `down`.
+        variables = {**os.environ, "WARHORSE_MODEL": "/"}
+        return _docker(arguments, variables, "down", "--volumes")
+    state = StackState.read(StackPaths.of(arguments.project).file)
+    if state is None or not state.alive:
+        raise UserError("nothing is running")
+    supervisor = psutil.Process(state.pid)
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.wait(timeout=60)
+    say("stopped")
+    return 0
+
+
+def run_logs(arguments: argparse.Namespace) -> int:
+    """Copy a service's log to standard output."""
+    logs = StackPaths.of(arguments.project).logs
+    file = logs / f"{arguments.service}.log"
+    if not re.fullmatch(r"\w+", arguments.service) or not file.exists():
+        known = ", ".join(sorted(p.stem for p in logs.glob("*.log"))) or "none yet"
+        raise UserError(f"no log of {arguments.service!r}; there are: {known}")
+    say(file.read_text(errors="replace"))
+    return 0
+
+
+def _docker(arguments: argparse.Namespace, variables: dict[str, str], *command: str) -> int:
+    compose = [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", arguments.project]
+    return subprocess.run([*compose, *command], env=variables, check=False).returncode
+
+
+def compose_command() -> list[str]:
+    """The compose program of this machine: Docker's plugin, else the one of the environment."""
+    docker = shutil.which("docker")
+    if (
+        docker
+        and subprocess.run([docker, "compose", "version"], capture_output=True).returncode == 0
+    ):
+        return [docker, "compose"]
+    standalone = Path(sys.executable).with_name("docker-compose")
+    if standalone.exists():
+        return [str(standalone)]
+    raise UserError("no docker compose found; without --docker the services run as processes")
