@@ -1,0 +1,1 @@
+"""The tokenizer service: conversations and text to tokens, tokens to text, reasoning, calls."""

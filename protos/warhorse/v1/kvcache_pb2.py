@@ -26,7 +26,7 @@ from warhorse.v1 import common_pb2 as warhorse_dot_v1_dot_common__pb2
 from warhorse.v1 import tensor_pb2 as warhorse_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19warhorse/v1/kvcache.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"f\n\nStoreGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0cwindow_units\x18\x04 \x01(\r\x12\x14\n\x0cobject_bytes\x18\x05 \x01(\x04\"y\n\x0bSessionOpen\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x13\n\x0bunit_tokens\x18\x03 \x01(\r\x12\'\n\x06groups\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.StoreGroup\"m\n\x0eSessionRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.SessionOpenH\x00\x12(\n\x04ping\x18\x02 \x01(\x0b\x32\x18.warhorse.v1.SessionPingH\x00\x42\x07\n\x05\x65vent\"\r\n\x0bSessionPing\"]\n\x0fSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\"\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x13.warhorse.v1.Region\"8\n\rLookupRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bunit_hashes\x18\x02 \x03(\x0c\"#\n\x0eLookupResponse\x12\x11\n\thit_units\x18\x01 \x01(\r\"0\n\tObjectKey\x12\x11\n\tunit_hash\x18\x01 \x01(\x0c\x12\x10\n\x08group_id\x18\x02 \x01(\r\"c\n\nObjectSlot\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.warhorse.v1.ObjectKey\x12 \n\x03ref\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.ShmRef\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\";\n\x10\x42\x65ginLoadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bunit_hashes\x18\x02 \x03(\x0c\"`\n\x11\x42\x65ginLoadResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\thit_units\x18\x02 \x01(\r\x12&\n\x05slots\x18\x03 \x03(\x0b\x32\x17.warhorse.v1.ObjectSlot\"_\n\x0e\x45ndLoadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\'\n\x07\x63orrupt\x18\x03 \x03(\x0b\x32\x16.warhorse.v1.ObjectKey\"\x11\n\x0f\x45ndLoadResponse\"M\n\x11\x42\x65ginStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12$\n\x04keys\x18\x02 \x03(\x0b\x32\x16.warhorse.v1.ObjectKey\"N\n\x12\x42\x65ginStoreResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05slots\x18\x02 \x03(\x0b\x32\x17.warhorse.v1.ObjectSlot\"K\n\x12\x43ommitStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"%\n\x13\x43ommitStoreResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\"9\n\x11\x41\x62ortStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\"\x14\n\x12\x41\x62ortStoreResponse\"\x0e\n\x0cStatsRequest\"\xce\x02\n\rStatsResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x13\n\x0bread_leases\x18\x06 \x01(\r\x12\x14\n\x0cwrite_leases\x18\x07 \x01(\r\x12\x0f\n\x07lookups\x18\x08 \x01(\x04\x12\x11\n\thit_units\x18\t \x01(\x04\x12\x16\n\x0estored_objects\x18\n \x01(\x04\x12\x17\n\x0f\x65victed_objects\x18\x0b \x01(\x04\x12\x17\n\x0f\x63orrupt_objects\x18\x0c \x01(\x04\x12\x14\n\x0copen_regions\x18\r \x01(\r\x12\x14\n\x0cregion_bytes\x18\x0e \x01(\x04\")\n\x0c\x43learRequest\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\"(\n\rClearResponse\x12\x17\n\x0fobjects_dropped\x18\x01 \x01(\x04\x32\x9f\x05\n\x0eKvCacheService\x12H\n\x07Session\x12\x1b.warhorse.v1.SessionRequest\x1a\x1c.warhorse.v1.SessionResponse(\x01\x30\x01\x12\x41\n\x06Lookup\x12\x1a.warhorse.v1.LookupRequest\x1a\x1b.warhorse.v1.LookupResponse\x12J\n\tBeginLoad\x12\x1d.warhorse.v1.BeginLoadRequest\x1a\x1e.warhorse.v1.BeginLoadResponse\x12\x44\n\x07\x45ndLoad\x12\x1b.warhorse.v1.EndLoadRequest\x1a\x1c.warhorse.v1.EndLoadResponse\x12M\n\nBeginStore\x12\x1e.warhorse.v1.BeginStoreRequest\x1a\x1f.warhorse.v1.BeginStoreResponse\x12P\n\x0b\x43ommitStore\x12\x1f.warhorse.v1.CommitStoreRequest\x1a .warhorse.v1.CommitStoreResponse\x12M\n\nAbortStore\x12\x1e.warhorse.v1.AbortStoreRequest\x1a\x1f.warhorse.v1.AbortStoreResponse\x12>\n\x05Stats\x12\x19.warhorse.v1.StatsRequest\x1a\x1a.warhorse.v1.StatsResponse\x12>\n\x05\x43lear\x12\x19.warhorse.v1.ClearRequest\x1a\x1a.warhorse.v1.ClearResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19warhorse/v1/kvcache.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"f\n\nStoreGroup\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0cwindow_units\x18\x04 \x01(\r\x12\x14\n\x0cobject_bytes\x18\x05 \x01(\x04\"y\n\x0bSessionOpen\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x13\n\x0bunit_tokens\x18\x03 \x01(\r\x12\'\n\x06groups\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.StoreGroup\"m\n\x0eSessionRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.SessionOpenH\x00\x12(\n\x04ping\x18\x02 \x01(\x0b\x32\x18.warhorse.v1.SessionPingH\x00\x42\x07\n\x05\x65vent\"\r\n\x0bSessionPing\"]\n\x0fSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\"\n\x05\x61rena\x18\x03 \x01(\x0b\x32\x13.warhorse.v1.Region\"8\n\rLookupRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bunit_hashes\x18\x02 \x03(\x0c\"#\n\x0eLookupResponse\x12\x11\n\thit_units\x18\x01 \x01(\r\"0\n\tObjectKey\x12\x11\n\tunit_hash\x18\x01 \x01(\x0c\x12\x10\n\x08group_id\x18\x02 \x01(\r\"c\n\nObjectSlot\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.warhorse.v1.ObjectKey\x12 \n\x03ref\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.ShmRef\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"O\n\x10\x42\x65ginLoadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bunit_hashes\x18\x02 \x03(\x0c\x12\x12\n\nfirst_unit\x18\x03 \x01(\r\"`\n\x11\x42\x65ginLoadResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\thit_units\x18\x02 \x01(\r\x12&\n\x05slots\x18\x03 \x03(\x0b\x32\x17.warhorse.v1.ObjectSlot\"_\n\x0e\x45ndLoadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\'\n\x07\x63orrupt\x18\x03 \x03(\x0b\x32\x16.warhorse.v1.ObjectKey\"\x11\n\x0f\x45ndLoadResponse\"M\n\x11\x42\x65ginStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12$\n\x04keys\x18\x02 \x03(\x0b\x32\x16.warhorse.v1.ObjectKey\"x\n\x12\x42\x65ginStoreResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x05slots\x18\x02 \x03(\x0b\x32\x17.warhorse.v1.ObjectSlot\x12(\n\x08unplaced\x18\x03 \x03(\x0b\x32\x16.warhorse.v1.ObjectKey\"K\n\x12\x43ommitStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\"%\n\x13\x43ommitStoreResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\"9\n\x11\x41\x62ortStoreRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\"\x14\n\x12\x41\x62ortStoreResponse\"\x0e\n\x0cStatsRequest\"\xce\x02\n\rStatsResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07objects\x18\x04 \x01(\x04\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x13\n\x0bread_leases\x18\x06 \x01(\r\x12\x14\n\x0cwrite_leases\x18\x07 \x01(\r\x12\x0f\n\x07lookups\x18\x08 \x01(\x04\x12\x11\n\thit_units\x18\t \x01(\x04\x12\x16\n\x0estored_objects\x18\n \x01(\x04\x12\x17\n\x0f\x65victed_objects\x18\x0b \x01(\x04\x12\x17\n\x0f\x63orrupt_objects\x18\x0c \x01(\x04\x12\x14\n\x0copen_regions\x18\r \x01(\r\x12\x14\n\x0cregion_bytes\x18\x0e \x01(\x04\")\n\x0c\x43learRequest\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\"(\n\rClearResponse\x12\x17\n\x0fobjects_dropped\x18\x01 \x01(\x04\x32\x9f\x05\n\x0eKvCacheService\x12H\n\x07Session\x12\x1b.warhorse.v1.SessionRequest\x1a\x1c.warhorse.v1.SessionResponse(\x01\x30\x01\x12\x41\n\x06Lookup\x12\x1a.warhorse.v1.LookupRequest\x1a\x1b.warhorse.v1.LookupResponse\x12J\n\tBeginLoad\x12\x1d.warhorse.v1.BeginLoadRequest\x1a\x1e.warhorse.v1.BeginLoadResponse\x12\x44\n\x07\x45ndLoad\x12\x1b.warhorse.v1.EndLoadRequest\x1a\x1c.warhorse.v1.EndLoadResponse\x12M\n\nBeginStore\x12\x1e.warhorse.v1.BeginStoreRequest\x1a\x1f.warhorse.v1.BeginStoreResponse\x12P\n\x0b\x43ommitStore\x12\x1f.warhorse.v1.CommitStoreRequest\x1a .warhorse.v1.CommitStoreResponse\x12M\n\nAbortStore\x12\x1e.warhorse.v1.AbortStoreRequest\x1a\x1f.warhorse.v1.AbortStoreResponse\x12>\n\x05Stats\x12\x19.warhorse.v1.StatsRequest\x1a\x1a.warhorse.v1.StatsResponse\x12>\n\x05\x43lear\x12\x19.warhorse.v1.ClearRequest\x1a\x1a.warhorse.v1.ClearResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,33 +52,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OBJECTSLOT']._serialized_start=687
   _globals['_OBJECTSLOT']._serialized_end=786
   _globals['_BEGINLOADREQUEST']._serialized_start=788
-  _globals['_BEGINLOADREQUEST']._serialized_end=847
-  _globals['_BEGINLOADRESPONSE']._serialized_start=849
-  _globals['_BEGINLOADRESPONSE']._serialized_end=945
-  _globals['_ENDLOADREQUEST']._serialized_start=947
-  _globals['_ENDLOADREQUEST']._serialized_end=1042
-  _globals['_ENDLOADRESPONSE']._serialized_start=1044
-  _globals['_ENDLOADRESPONSE']._serialized_end=1061
-  _globals['_BEGINSTOREREQUEST']._serialized_start=1063
-  _globals['_BEGINSTOREREQUEST']._serialized_end=1140
-  _globals['_BEGINSTORERESPONSE']._serialized_start=1142
-  _globals['_BEGINSTORERESPONSE']._serialized_end=1220
-  _globals['_COMMITSTOREREQUEST']._serialized_start=1222
-  _globals['_COMMITSTOREREQUEST']._serialized_end=1297
-  _globals['_COMMITSTORERESPONSE']._serialized_start=1299
-  _globals['_COMMITSTORERESPONSE']._serialized_end=1336
-  _globals['_ABORTSTOREREQUEST']._serialized_start=1338
-  _globals['_ABORTSTOREREQUEST']._serialized_end=1395
-  _globals['_ABORTSTORERESPONSE']._serialized_start=1397
-  _globals['_ABORTSTORERESPONSE']._serialized_end=1417
-  _globals['_STATSREQUEST']._serialized_start=1419
-  _globals['_STATSREQUEST']._serialized_end=1433
-  _globals['_STATSRESPONSE']._serialized_start=1436
-  _globals['_STATSRESPONSE']._serialized_end=1770
-  _globals['_CLEARREQUEST']._serialized_start=1772
-  _globals['_CLEARREQUEST']._serialized_end=1813
-  _globals['_CLEARRESPONSE']._serialized_start=1815
-  _globals['_CLEARRESPONSE']._serialized_end=1855
-  _globals['_KVCACHESERVICE']._serialized_start=1858
-  _globals['_KVCACHESERVICE']._serialized_end=2529
+  _globals['_BEGINLOADREQUEST']._serialized_end=867
+  _globals['_BEGINLOADRESPONSE']._serialized_start=869
+  _globals['_BEGINLOADRESPONSE']._serialized_end=965
+  _globals['_ENDLOADREQUEST']._serialized_start=967
+  _globals['_ENDLOADREQUEST']._serialized_end=1062
+  _globals['_ENDLOADRESPONSE']._serialized_start=1064
+  _globals['_ENDLOADRESPONSE']._serialized_end=1081
+  _globals['_BEGINSTOREREQUEST']._serialized_start=1083
+  _globals['_BEGINSTOREREQUEST']._serialized_end=1160
+  _globals['_BEGINSTORERESPONSE']._serialized_start=1162
+  _globals['_BEGINSTORERESPONSE']._serialized_end=1282
+  _globals['_COMMITSTOREREQUEST']._serialized_start=1284
+  _globals['_COMMITSTOREREQUEST']._serialized_end=1359
+  _globals['_COMMITSTORERESPONSE']._serialized_start=1361
+  _globals['_COMMITSTORERESPONSE']._serialized_end=1398
+  _globals['_ABORTSTOREREQUEST']._serialized_start=1400
+  _globals['_ABORTSTOREREQUEST']._serialized_end=1457
+  _globals['_ABORTSTORERESPONSE']._serialized_start=1459
+  _globals['_ABORTSTORERESPONSE']._serialized_end=1479
+  _globals['_STATSREQUEST']._serialized_start=1481
+  _globals['_STATSREQUEST']._serialized_end=1495
+  _globals['_STATSRESPONSE']._serialized_start=1498
+  _globals['_STATSRESPONSE']._serialized_end=1832
+  _globals['_CLEARREQUEST']._serialized_start=1834
+  _globals['_CLEARREQUEST']._serialized_end=1875
+  _globals['_CLEARRESPONSE']._serialized_start=1877
+  _globals['_CLEARRESPONSE']._serialized_end=1917
+  _globals['_KVCACHESERVICE']._serialized_start=1920
+  _globals['_KVCACHESERVICE']._serialized_end=2591
 # @@protoc_insertion_point(module_scope)

@@ -89,12 +89,14 @@ class ObjectSlot(_message.Message):
     def __init__(self, key: _Optional[_Union[ObjectKey, _Mapping]] = ..., ref: _Optional[_Union[_tensor_pb2.ShmRef, _Mapping]] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class BeginLoadRequest(_message.Message):
-    __slots__ = ("session_id", "unit_hashes")
+    __slots__ = ("session_id", "unit_hashes", "first_unit")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     UNIT_HASHES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     unit_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, session_id: _Optional[str] = ..., unit_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    first_unit: int
+    def __init__(self, session_id: _Optional[str] = ..., unit_hashes: _Optional[_Iterable[bytes]] = ..., first_unit: _Optional[int] = ...) -> None: ...
 
 class BeginLoadResponse(_message.Message):
     __slots__ = ("lease_id", "hit_units", "slots")
@@ -129,12 +131,14 @@ class BeginStoreRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[ObjectKey, _Mapping]]] = ...) -> None: ...
 
 class BeginStoreResponse(_message.Message):
-    __slots__ = ("lease_id", "slots")
+    __slots__ = ("lease_id", "slots", "unplaced")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNPLACED_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     slots: _containers.RepeatedCompositeFieldContainer[ObjectSlot]
-    def __init__(self, lease_id: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[ObjectSlot, _Mapping]]] = ...) -> None: ...
+    unplaced: _containers.RepeatedCompositeFieldContainer[ObjectKey]
+    def __init__(self, lease_id: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[ObjectSlot, _Mapping]]] = ..., unplaced: _Optional[_Iterable[_Union[ObjectKey, _Mapping]]] = ...) -> None: ...
 
 class CommitStoreRequest(_message.Message):
     __slots__ = ("session_id", "lease_id", "digests")

@@ -65,12 +65,14 @@ class AttachResponse(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
 
 class GatherRequest(_message.Message):
-    __slots__ = ("table", "row_ids")
+    __slots__ = ("table", "row_ids", "fingerprint")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     table: str
     row_ids: bytes
-    def __init__(self, table: _Optional[str] = ..., row_ids: _Optional[bytes] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, table: _Optional[str] = ..., row_ids: _Optional[bytes] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class GatherResponse(_message.Message):
     __slots__ = ("rows",)

@@ -167,7 +167,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ParseOpen(_message.Message):
-    __slots__ = ("request_id", "start_state", "tools", "tool_choice", "parallel_tool_calls", "stop", "include_stop_str_in_output", "skip_special_tokens", "prompt_tail", "tool_call_parser", "reasoning_parser", "token_texts")
+    __slots__ = ("request_id", "start_state", "tools", "tool_choice", "parallel_tool_calls", "stop", "include_stop_str_in_output", "skip_special_tokens", "prompt_tail", "tool_call_parser", "reasoning_parser", "token_texts", "hidden_token_ids", "call_id_seed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     START_STATE_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,8 @@ class ParseOpen(_message.Message):
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_SEED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     start_state: ParseState
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
@@ -192,7 +194,9 @@ class ParseOpen(_message.Message):
     tool_call_parser: str
     reasoning_parser: str
     token_texts: bool
-    def __init__(self, request_id: _Optional[str] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., parallel_tool_calls: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_tail: _Optional[bytes] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., token_texts: _Optional[bool] = ...) -> None: ...
+    hidden_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    call_id_seed: str
+    def __init__(self, request_id: _Optional[str] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., parallel_tool_calls: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_tail: _Optional[bytes] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., token_texts: _Optional[bool] = ..., hidden_token_ids: _Optional[_Iterable[int]] = ..., call_id_seed: _Optional[str] = ...) -> None: ...
 
 class ParseTokens(_message.Message):
     __slots__ = ("token_ids",)
@@ -253,6 +257,42 @@ class ParseResponse(_message.Message):
     reasoning_tokens: int
     token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., stop_matched: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., tokens_used: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ParseManyItem(_message.Message):
+    __slots__ = ("choice", "request", "drop")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    request: ParseRequest
+    drop: bool
+    def __init__(self, choice: _Optional[int] = ..., request: _Optional[_Union[ParseRequest, _Mapping]] = ..., drop: _Optional[bool] = ...) -> None: ...
+
+class ParseManyRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ParseManyItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[ParseManyItem, _Mapping]]] = ...) -> None: ...
+
+class ParseManyAnswer(_message.Message):
+    __slots__ = ("choice", "response", "error", "error_message", "error_field")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    response: ParseResponse
+    error: _common_pb2.ErrorReason
+    error_message: str
+    error_field: str
+    def __init__(self, choice: _Optional[int] = ..., response: _Optional[_Union[ParseResponse, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.ErrorReason, str]] = ..., error_message: _Optional[str] = ..., error_field: _Optional[str] = ...) -> None: ...
+
+class ParseManyResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ParseManyAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[ParseManyAnswer, _Mapping]]] = ...) -> None: ...
 
 class DescribeTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,11 @@ class TokenizerServiceStub:
                 request_serializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseRequest.SerializeToString,
                 response_deserializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseResponse.FromString,
                 _registered_method=True)
+        self.ParseMany = channel.stream_stream(
+                '/warhorse.v1.TokenizerService/ParseMany',
+                request_serializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseManyRequest.SerializeToString,
+                response_deserializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseManyResponse.FromString,
+                _registered_method=True)
         self.DescribeTokenizer = channel.unary_unary(
                 '/warhorse.v1.TokenizerService/DescribeTokenizer',
                 request_serializer=warhorse_dot_v1_dot_tokenizer__pb2.DescribeTokenizerRequest.SerializeToString,
@@ -92,6 +97,14 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ParseMany(self, request_iterator, context):
+        """Parse for many choices over one call: what a gateway uses, because the cost of a message is
+        shared by all choices that have new tokens at the same moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeTokenizer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,6 +133,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.Parse,
                     request_deserializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseRequest.FromString,
                     response_serializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseResponse.SerializeToString,
+            ),
+            'ParseMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.ParseMany,
+                    request_deserializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseManyRequest.FromString,
+                    response_serializer=warhorse_dot_v1_dot_tokenizer__pb2.ParseManyResponse.SerializeToString,
             ),
             'DescribeTokenizer': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeTokenizer,
@@ -236,6 +254,33 @@ class TokenizerService:
             '/warhorse.v1.TokenizerService/Parse',
             warhorse_dot_v1_dot_tokenizer__pb2.ParseRequest.SerializeToString,
             warhorse_dot_v1_dot_tokenizer__pb2.ParseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ParseMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/warhorse.v1.TokenizerService/ParseMany',
+            warhorse_dot_v1_dot_tokenizer__pb2.ParseManyRequest.SerializeToString,
+            warhorse_dot_v1_dot_tokenizer__pb2.ParseManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

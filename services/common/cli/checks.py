@@ -85,19 +85,20 @@ def check_imports() -> int:
 def _import_faults(path: Path) -> Iterator[str]:
     relative = path.relative_to(ROOT)
     for node in ast.walk(ast.parse(path.read_text())):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for module in modules:
-            if module in FORBIDDEN_IMPORTS and relative.parts[0] != "tests":
+        if isinstance(node, ast.Import | ast.ImportFrom) and relative.parts[0] != "tests":
+            for module in set(_modules(node)) & set(FORBIDDEN_IMPORTS):
                 yield f"{relative}:{node.lineno}: imports {module}"
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "print"
-            and relative.parts[0] == "services"
-        ):
-            yield f"{relative}:{node.lineno}: print in a service"
+        if isinstance(node, ast.Call) and relative.parts[0] == "services":
+            if isinstance(node.func, ast.Name) and node.func.id == "print":
+                yield f"{relative}:{node.lineno}: print in a service"
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def check_sizes() -> int:

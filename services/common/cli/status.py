@@ -23,6 +23,7 @@ from warhorse.v1 import (
 )
 
 from services.common.cli.base import UserError, add_project
+from services.common.cli.up import run_compose
 from services.common.grpc_client import connect, socket_target
 from services.common.supervisor.state import ServiceState, StackPaths, StackState
 
@@ -37,11 +38,14 @@ def add_commands(commands: Subparsers) -> None:
     """Register status."""
     status = commands.add_parser("status", help="the processes of the stack")
     status.add_argument("--json", action="store_true", help="a list of objects")
+    status.add_argument("--docker", action="store_true", help="of the stack in containers")
     add_project(status).set_defaults(command=run_status)
 
 
 def run_status(arguments: argparse.Namespace) -> int:
     """Print one line, or one object, per process. Exit code 1 unless all are healthy."""
+    if arguments.docker:
+        return run_compose(arguments.project, "ps", *(["--format", "json"] * arguments.json))
     paths = StackPaths.of(arguments.project)
     state = StackState.read(paths.file)
     if state is None or not state.alive:

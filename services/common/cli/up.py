@@ -53,7 +53,7 @@ def add_commands(commands: Subparsers) -> None:
 
 def _setting_flags() -> set[str]:
     """Flags for the variables of the compose file that have none of their own."""
-    own = {"model", "port", "host"}
+    own = {"model", "port", "host", "gateway-host"}
     names = {n.removeprefix("WARHORSE_").lower().replace("_", "-")
              for n in variable_names(COMPOSE_FILE)}  # fmt: skip
     return names - own
@@ -63,7 +63,9 @@ def run_up(arguments: argparse.Namespace) -> int:
     """Start the stack; in the foreground until Ctrl-C unless --detach is given."""
     variables = _variables(arguments)
     if arguments.docker:
-        return _docker(arguments, variables, "up", "--detach", "--wait", "--build")
+        return run_compose(
+            arguments.project, "up", "--detach", "--wait", "--build", variables=variables
+        )
     paths = StackPaths.of(arguments.project)
     running = StackState.read(paths.file)
     if running is not None and running.alive:
@@ -87,7 +89,10 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
         if not Path(script).is_file():
             raise UserError(f"--script {script}: no such file")
         given["WARHORSE_SCRIPT"] = str(Path(script).resolve())
+    given.setdefault("WARHORSE_SERVED_MODEL_NAME", model.name)
     own = {"MODEL": str(model), "PORT": str(arguments.port), "HOST": arguments.host}
+    if not arguments.docker:
+        own["GATEWAY_HOST"] = arguments.host
     return {**os.environ, **given, **{f"WARHORSE_{key}": value for key, value in own.items()}}
 
 
@@ -157,9 +162,7 @@ def _detach(paths: StackPaths) -> int:
 def run_down(arguments: argparse.Namespace) -> int:
     """Stop the stack and wait until all its processes are gone."""
     if arguments.docker:
-        # The file's required variables have no meaning for `down`.
-        variables = {**os.environ, "WARHORSE_MODEL": "/"}
-        return _docker(arguments, variables, "down", "--volumes")
+        return run_compose(arguments.project, "down", "--volumes")
     state = StackState.read(StackPaths.of(arguments.project).file)
     if state is None or not state.alive:
         raise UserError("nothing is running")
@@ -181,9 +184,11 @@ def run_logs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _docker(arguments: argparse.Namespace, variables: dict[str, str], *command: str) -> int:
-    compose = [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", arguments.project]
-    return subprocess.run([*compose, *command], env=variables, check=False).returncode
+def run_compose(project: str, *command: str, variables: dict[str, str] | None = None) -> int:
+    """A compose command on a project. Without `variables` the file's required ones mean nothing."""
+    program = [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", project]
+    environment = variables or {**os.environ, "WARHORSE_MODEL": "/"}
+    return subprocess.run([*program, *command], env=environment, check=False).returncode
 
 
 def compose_command() -> list[str]:

@@ -10,21 +10,29 @@ class SamplingParams:
     """Resolved sampling settings of one sequence. Ranges are checked where a request enters.
 
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. `seed` and the position of a token
-    alone decide its random number, so batch composition never matters.
+    alone decide its random number, so batch composition never matters. `stop_token_ids` cannot be
+    chosen as one of the first `min_tokens` output tokens.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int = 0  # 64 bits
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
-    blocked_token_ids: tuple[int, ...] = ()  # stop ids while min_tokens is not reached
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     logprobs: int | None = None  # length of the top list; None computes none
-    # Tokens that penalties count: the prompt (repetition only) and the output so far.
-    prompt_token_ids: tuple[int, ...] = ()
-    output_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )

@@ -1,0 +1,28 @@
+"""Pointwise non-linearities."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.activation import reference
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)), any shape, computed and returned in fp32."""
+    return reference.sigmoid(x)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(x), any shape, computed and returned in fp32."""
+    return reference.silu(x)
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + exp(x)), any shape, computed and returned in fp32."""
+    return reference.softplus(x)
+
+
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, equal shapes, computed in fp32, returned in the type of `gate`."""
+    assert gate.shape == up.shape and gate.dtype == up.dtype
+    return reference.silu(gate).mul_(up).to(gate.dtype)

@@ -1,0 +1,49 @@
+"""Mixture of experts: routing and the routed experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.moe import reference
+from kernels.quant_linear.matrix import Matrix
+
+# Legend: T tokens, E experts, k experts of a token, H hidden, I intermediate.
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts `first_expert` to `first_expert + E` of a layer, as stored.
+
+    `gate_up` is a stack [E, 2 I, H], the gate rows before the up rows; `down` is [E, H, I].
+    """
+
+    gate_up: Matrix
+    down: Matrix
+    count: int
+    first_expert: int = 0
+
+
+def route(
+    logits_TE: torch.Tensor, top_k: int, *, normalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts of each token: ids int64 [T, k] and weights fp32 [T, k], best first.
+
+    Softmax over all experts of fp32 logits [T, E], then the k largest; among equals the lower id.
+    `normalise` divides the weights by their sum. Source: Qwen4-Exp top-k router.
+    """
+    assert logits_TE.dtype == torch.float32 and top_k <= logits_TE.shape[1]
+    return reference.route(logits_TE, top_k, normalise)
+
+
+def routed_experts(
+    x_TH: torch.Tensor, ids_Tk: torch.Tensor, weights_Tk: torch.Tensor, experts: ExpertWeights
+) -> torch.Tensor:
+    """sum_j w_j down_j(silu(gate_j x) * up_j x) over a token's experts, fp32 [T, H].
+
+    x [T, H], ids int64 [T, k], weights fp32 [T, k]. Experts that this rank does not hold
+    contribute nothing, so the sum over ranks is the layer's output. Summed in the order of ids.
+    """
+    assert ids_Tk.shape == weights_Tk.shape and x_TH.shape[0] == ids_Tk.shape[0]
+    return reference.routed_experts(x_TH, ids_Tk, weights_Tk, experts)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+
+from kernels.activation.reference import sigmoid
+
+
+def ngram_row_ids(
+    history_TN: torch.Tensor,
+    multipliers_N: torch.Tensor,
+    head_sizes_h: torch.Tensor,
+    head_offsets_h: torch.Tensor,
+    eos: int,
+) -> torch.Tensor:
+    order = history_TN.shape[1]
+    per_order = len(head_sizes_h) // (order - 1)
+    mixed = history_TN[:, 0] * multipliers_N[0]
+    cut = torch.zeros_like(mixed, dtype=torch.bool)
+    rows = []
+    for s in range(1, order):
+        token = history_TN[:, s]
+        cut = cut | (token < 0) | (token == eos)
+        mixed = mixed ^ (torch.where(cut, eos, token) * multipliers_N[s])
+        heads = slice((s - 1) * per_order, s * per_order)
+        rows.append(mixed[:, None] % head_sizes_h[heads] + head_offsets_h[heads])
+    return torch.cat(rows, dim=1)
+
+
+def ple_gate(
+    key_TX: torch.Tensor, query_TX: torch.Tensor, value_TH: torch.Tensor, count: int
+) -> torch.Tensor:
+    hidden = value_TH.shape[1]
+    product = (key_TX.float() * query_TX.float()).view(-1, count, hidden)
+    raw_TC = product.sum(-1).mul_(hidden**-0.5)
+    gate_TC = sigmoid(raw_TC.abs().clamp_min_(1e-6).sqrt_().mul_(raw_TC.sign()))
+    return (gate_TC[..., None] * value_TH.float()[:, None]).flatten(1)

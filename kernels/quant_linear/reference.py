@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import torch
+
+from kernels.quant_linear.matrix import Fp8BlockMatrix, Matrix, PlainMatrix
+
+# A matrix product may round differently for another number of rows, so all run with this many.
+ROW_TILE = 8
+# Output columns that are widened at a time: bounds the memory of a large head.
+COLUMN_TILE = 8192
+
+
+def linear(x_TK: torch.Tensor, weight: Matrix) -> torch.Tensor:
+    rows = x_TK.shape[0]
+    x = _whole_tiles(x_TK.float())
+    columns = [
+        _tiled_product(x, dequantize(_columns(weight, first, first + COLUMN_TILE)).t())
+        for first in range(0, weight.out_features, COLUMN_TILE)
+    ]
+    y = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+    return y[:rows]
+
+
+def _whole_tiles(x_TK: torch.Tensor) -> torch.Tensor:
+    missing = -x_TK.shape[0] % ROW_TILE
+    return torch.cat([x_TK, x_TK.new_zeros(missing, x_TK.shape[1])]) if missing else x_TK
+
+
+def _tiled_product(x_TK: torch.Tensor, w_KN: torch.Tensor) -> torch.Tensor:
+    rows = x_TK.shape[0]
+    if rows == ROW_TILE:
+        return torch.mm(x_TK, w_KN)
+    y = x_TK.new_empty(rows, w_KN.shape[1])
+    for row in range(0, rows, ROW_TILE):
+        torch.mm(x_TK[row : row + ROW_TILE], w_KN, out=y[row : row + ROW_TILE])
+    return y
+
+
+def dequantize(weight: Matrix) -> torch.Tensor:
+    match weight:
+        case PlainMatrix(data):
+            return data.float()
+        case Fp8BlockMatrix(codes, scale, block_n, block_k):
+            return dequantize_fp8_blocks(codes, scale, block_n, block_k)
+
+
+def dequantize_fp8_blocks(
+    codes: torch.Tensor, scale: torch.Tensor, block_n: int, block_k: int
+) -> torch.Tensor:
+    """code * scale in fp32. The factor 2^8 that the decoder leaves out is exact in the scale."""
+    values = _e4m3_over_256(codes)
+    factor = scale.float() * 256.0
+    n, k = values.shape[-2:]
+    if n <= block_n and k <= block_k:
+        return values.mul_(factor)
+    factor = factor.repeat_interleave(block_n, -2).repeat_interleave(block_k, -1)
+    return values.mul_(factor[..., :n, :k])
+
+
+def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    """fp32 values of e4m3 codes (uint8), exact for the 254 finite codes."""
+    return _e4m3_over_256(codes).mul_(256.0)
+
+
+def _e4m3_over_256(codes: torch.Tensor) -> torch.Tensor:
+    """Exponent and mantissa moved into the fp16 fields: a value 2^8 too small, never inexact."""
+    wide = codes.view(torch.int8).to(torch.int16)
+    return wide.bitwise_left_shift_(7).bitwise_and_(-0x4001).view(torch.float16).float()
+
+
+def _columns(weight: Matrix, first: int, stop: int) -> Matrix:
+    if weight.out_features <= stop - first:
+        return weight
+    match weight:
+        case PlainMatrix(data):
+            return PlainMatrix(data[first:stop])
+        case Fp8BlockMatrix(codes, scale, block_n, block_k):
+            assert first % block_n == 0
+            blocks = scale[first // block_n : -(-stop // block_n)]
+            return Fp8BlockMatrix(codes[first:stop], blocks, block_n, block_k)

@@ -1,0 +1,28 @@
+"""Rotary position embedding on the first dimensions of each head (rotate-half pairing)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.rotary import reference
+
+
+def rotary_angles(
+    positions_T: torch.Tensor, inverse_frequencies_F: torch.Tensor, scaling: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin fp32 [T, F] of position * frequency, both multiplied by `scaling`.
+
+    positions int64 [T], inverse_frequencies fp32 [F]; fp32 so that long positions stay exact.
+    """
+    assert inverse_frequencies_F.dtype == torch.float32
+    return reference.rotary_angles(positions_T, inverse_frequencies_F, scaling)
+
+
+def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor) -> torch.Tensor:
+    """Rotate dimension i with dimension i + F for i < F; dimensions from 2F on pass unchanged.
+
+    x [T, H, D] with D >= 2F; computed in fp32, returned in the type of x.
+    """
+    assert x_THD.dim() == 3 and x_THD.shape[-1] >= 2 * cos_TF.shape[-1]
+    assert x_THD.shape[0] == cos_TF.shape[0] and cos_TF.shape == sin_TF.shape
+    return reference.apply_rotary(x_THD, cos_TF, sin_TF)

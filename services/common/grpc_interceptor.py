@@ -1,0 +1,185 @@
+"""The border of every service: request ids in, errors out, drain and reflection rules.
+
+One interceptor wraps all four kinds of handlers. A `ServiceError` becomes its rich status; an
+error of a call to another service passes on with its own reason; any other exception is our bug:
+logged with its traceback and answered with INTERNAL and no detail. Cancellation and deadlines are
+`CancelledError` in asyncio and are never caught here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from grpc_status import rpc_status
+
+from services.common.errors import ErrorReason, ServiceError, from_rpc_error
+from services.common.grpc_client import REQUEST_ID_KEY
+from services.common.logs import request_id_var
+
+_log = logging.getLogger(__name__)
+
+_HEALTH = "/grpc.health."
+_REFLECTION = "/grpc.reflection."
+_REQUEST_ID_LIMIT = 128
+
+# The library's classes take type parameters in their stubs only.
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+    _Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    _Interceptor = grpc.aio.ServerInterceptor
+
+
+class BorderInterceptor(_Interceptor):
+    """Owned by one server; used from its event loop only.
+
+    `open_ended` are full method names (`/pkg.Service/Method`) of streams that last as long as
+    their client; a drain does not wait for them.
+    """
+
+    def __init__(self, *, reflection_on_tcp: bool, open_ended: Iterable[str] = ()) -> None:
+        self.draining = False
+        self._reflection_on_tcp = reflection_on_tcp
+        self._open_ended = frozenset(open_ended)
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls being handled that a drain waits for."""
+        return self._in_flight
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Wait until no call is in flight; False if that took longer than `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # unknown method: the library answers UNIMPLEMENTED
+            return handler
+        method = _text(handler_call_details.method)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method, handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method, handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(
+                self._unary(method, handler.stream_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        assert handler.stream_stream is not None
+        return grpc.stream_stream_rpc_method_handler(
+            self._stream(method, handler.stream_stream),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _unary(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def handle(request: Any, context: Any) -> Any:
+            async with self._border(method, context):
+                return await behaviour(request, context)
+
+        return handle
+
+    def _stream(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        """A handler that closes the service's generator at once when the call is cancelled."""
+
+        async def handle(request: Any, context: Any) -> None:
+            async with self._border(method, context):
+                responses = behaviour(request, context)
+                if inspect.isawaitable(responses):  # the handler calls context.write itself
+                    await responses
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        await context.write(response)
+
+        return handle
+
+    @asynccontextmanager
+    async def _border(self, method: str, context: Any) -> AsyncIterator[None]:
+        request_id_var.set(_request_id(context))
+        tracked = not (method in self._open_ended or method.startswith((_HEALTH, _REFLECTION)))
+        try:
+            if tracked:
+                self._enter()
+            self._admit(method, context)
+            yield
+        except ServiceError as error:
+            await _refuse(context, method, error)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.RpcError as error:
+            await _refuse(context, method, from_rpc_error(error))
+        except Exception:
+            _log.exception("unexpected error in %s", method)
+            failure = ServiceError(ErrorReason.ERROR_REASON_INTERNAL, "internal error")
+            await _refuse(context, method, failure)
+        finally:
+            if tracked:
+                self._leave()
+
+    def _admit(self, method: str, context: Any) -> None:
+        if method.startswith(_HEALTH):
+            return
+        if method.startswith(_REFLECTION):
+            if not (self._reflection_on_tcp or _text(context.peer()).startswith("unix")):
+                raise ServiceError(
+                    ErrorReason.ERROR_REASON_UNSUPPORTED, "reflection is off on this address"
+                )
+            return
+        if self.draining:
+            raise ServiceError(
+                ErrorReason.ERROR_REASON_DRAINING, "the service is shutting down", retry_after=1.0
+            )
+
+    def _enter(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _request_id(context: Any) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY:
+            return _text(value)[:_REQUEST_ID_LIMIT]
+    return ""
+
+
+async def _refuse(context: Any, method: str, error: ServiceError) -> None:
+    """End the call with the error's status; always raises the library's AbortError."""
+    _log.debug("%s refused: %s (%s)", method, error.reason_name, error.message)
+    await context.abort_with_status(rpc_status.to_status(error.to_status()))

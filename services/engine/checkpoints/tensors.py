@@ -1,0 +1,126 @@
+"""Tensors of a checkpoint as torch tensors in their stored type, whole or a rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.common.checkpoint import Checkpoint, CheckpointError, TensorInfo
+
+TORCH_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+_SCAN_BYTES = 1 << 24
+_RELEASE_BYTES = 1 << 30  # file pages that stay mapped while loading
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Index ranges [start, stop) along one dimension, concatenated in order."""
+
+    dim: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Indices that remain."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+class TensorReader:
+    """Reads tensors of one checkpoint to a device and counts what it has handed out."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint = checkpoint
+        self._device = device
+        self.bytes_read = 0
+        self._released = 0
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint
+
+    def info(self, name: str) -> TensorInfo:
+        """Where `name` lies; CheckpointError names a missing tensor and the folder."""
+        return self._checkpoint.info(name)
+
+    def expect(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> None:
+        """CheckpointError unless `name` exists with this shape and one of these types."""
+        if name not in self._checkpoint:
+            raise CheckpointError(
+                f"missing tensor of shape {list(shape)}", file=self._checkpoint.folder, tensor=name
+            )
+        info = self._checkpoint.info(name)
+        if info.shape != tuple(shape):
+            raise CheckpointError(
+                f"shape {list(info.shape)} disagrees with the config, which gives {list(shape)}",
+                file=info.file,
+                tensor=name,
+            )
+        if info.dtype not in dtypes:
+            raise CheckpointError(
+                f"type {info.dtype} where one of {', '.join(dtypes)} is served",
+                file=info.file,
+                tensor=name,
+            )
+
+    def read(self, name: str, part: Slice | None = None) -> torch.Tensor:
+        """A copy of `name`, or of `part` of it, in its stored type on the device.
+
+        Raises CheckpointError where an e4m3 tensor holds a NaN code (0x7F, 0xFF).
+        """
+        info = self._checkpoint.info(name)
+        dtype = TORCH_DTYPES[info.dtype]
+        plain = np.dtype(f"u{dtype.itemsize}")
+        whole = np.frombuffer(self._checkpoint.raw(name), dtype=plain).reshape(info.shape)
+        shape = list(info.shape)
+        if part is not None:
+            shape[part.dim] = part.size
+        out = torch.empty(shape, dtype=dtype)
+        _copy(whole, out.view(_INTEGERS[dtype.itemsize]).numpy(), part)
+        if dtype == torch.float8_e4m3fn:
+            refuse_nan_codes(out.view(torch.uint8), info)
+        self.bytes_read += out.nbytes
+        del whole
+        if self.bytes_read - self._released > _RELEASE_BYTES:
+            self._checkpoint.release_pages()
+            self._released = self.bytes_read
+        return out.to(self._device)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _copy(whole: np.ndarray, out: np.ndarray, part: Slice | None) -> None:
+    out = out.view(whole.dtype)
+    if part is None:
+        out[...] = whole
+        return
+    source, target = whole.swapaxes(0, part.dim), out.swapaxes(0, part.dim)
+    row = 0
+    for start, stop in part.ranges:
+        target[row : row + stop - start] = source[start:stop]
+        row += stop - start
+
+
+def refuse_nan_codes(codes: torch.Tensor, info: TensorInfo) -> None:
+    """CheckpointError where e4m3 `codes` (uint8) hold a NaN."""
+    flat = codes.flatten()
+    for start in range(0, flat.numel(), _SCAN_BYTES):
+        block = flat[start : start + _SCAN_BYTES]
+        bad = int(((block & 0x7F) == 0x7F).sum())
+        if bad:
+            raise CheckpointError(
+                f"{bad} NaN codes (0x7F or 0xFF) in an e4m3 tensor",
+                file=info.file,
+                tensor=info.name,
+            )

@@ -1,0 +1,169 @@
+"""Between the ring's messages and the engine core's own types; used inside the core process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from warhorse.v1 import engine_pb2 as pb
+from warhorse.v1.common_pb2 import ErrorReason
+from warhorse.v1.stage_pb2 import CoreRefusal, CoreSubmit
+
+from services.engine.scheduler.messages import (
+    CoreLoad,
+    EngineEvent,
+    FinishedOut,
+    ProgressOut,
+    PromptDone,
+    Request,
+    RequestRefused,
+    RequestSampling,
+    RequestStopping,
+    TokensOut,
+)
+from services.engine.scheduler.plan import Logprob
+
+RETRY_REASONS = (
+    ErrorReason.ERROR_REASON_QUEUE_FULL,
+    ErrorReason.ERROR_REASON_POOL_EXHAUSTED,
+)
+RETRY_SECONDS = 1.0
+
+
+def to_request(submit: CoreSubmit) -> Request:
+    """The core's form of a request that the front has validated and completed."""
+    request = submit.request
+    prompt = np.frombuffer(request.prompt_token_ids, dtype="<u4")
+    output = request.output
+    return Request(
+        request_id=submit.request_id,
+        prompt_token_ids=tuple(prompt.tolist()),
+        stopping=_stopping(request.stopping),
+        sampling=_sampling(request.sampling),
+        logprobs=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        n=request.n,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        queue_timeout=_seconds_until(submit.deadline_ns),
+    )
+
+
+def _seconds_until(deadline_ns: int) -> float | None:
+    """Both processes read the same monotonic clock of the host."""
+    return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9) if deadline_ns else None
+
+
+def _stopping(stopping: pb.StoppingParams) -> RequestStopping:
+    return RequestStopping(
+        max_tokens=stopping.max_tokens,
+        min_tokens=stopping.min_tokens,
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        eos_token_ids=tuple(stopping.eos_token_ids),
+        ignore_eos=stopping.ignore_eos,
+    )
+
+
+def _sampling(sampling: pb.SamplingParams) -> RequestSampling:
+    return RequestSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias={b.token_id: b.bias for b in sampling.logit_bias},
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+    )
+
+
+def to_refusal(refused: RequestRefused) -> CoreRefusal:
+    """Why the core did not take a request; a full queue says when to come again."""
+    refusal = CoreRefusal(reason=refused.reason, message=refused.message, field=refused.field)
+    if refused.reason in RETRY_REASONS:
+        refusal.retry_after_seconds = RETRY_SECONDS
+    return refusal
+
+
+def to_response(event: EngineEvent) -> pb.GenerateResponse:
+    """The message that a reader of the stream gets."""
+    match event:
+        case TokensOut():
+            return pb.GenerateResponse(
+                chunk=pb.TokenChunk(
+                    choice=event.choice,
+                    token_ids=event.tokens,
+                    logprobs=_logprobs(event.logprobs),
+                )
+            )
+        case FinishedOut():
+            return pb.GenerateResponse(
+                finished=pb.Finished(
+                    choice=event.choice,
+                    reason=event.reason,
+                    stop_token_id=event.stop_token_id,
+                    completion_tokens=event.completion_tokens,
+                    error=event.error,
+                    error_message=event.error_message,
+                )
+            )
+        case PromptDone():
+            return pb.GenerateResponse(
+                prompt_done=pb.PromptDone(
+                    cached_tokens=event.cached,
+                    external_cached_tokens=event.external_cached,
+                    prompt_logprobs=_logprobs(event.prompt_logprobs),
+                )
+            )
+        case ProgressOut():
+            progress = pb.Progress(prefilled_tokens=event.prefilled, total_tokens=event.total)
+            return pb.GenerateResponse(progress=progress)
+
+
+def _logprobs(logprobs: Iterable[Logprob]) -> list[pb.TokenLogprob]:
+    return [
+        pb.TokenLogprob(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            rank=entry.rank,
+            top=[pb.TopLogprob(token_id=t, logprob=p) for t, p in entry.top],
+        )
+        for entry in logprobs
+    ]
+
+
+def to_load_record(load: CoreLoad, silence_seconds: float) -> pb.LoadResponse:
+    """The load record as it is pushed to watchers."""
+    return pb.LoadResponse(
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        kv_usage=load.kv_usage,
+        preemptions=load.preemptions,
+        prompt_tokens=load.prompt_tokens,
+        generation_tokens=load.generation_tokens,
+        prefix_queries_tokens=load.prefix_queries_tokens,
+        prefix_hit_tokens=load.prefix_hit_tokens,
+        external_query_tokens=load.external_query_tokens,
+        external_hit_tokens=load.external_hit_tokens,
+        silence_ms=int(silence_seconds * 1000),
+    )
+
+
+def to_cache_groups(load: CoreLoad) -> list[pb.CacheGroupInfo]:
+    """Fill of every pool."""
+    return [
+        pb.CacheGroupInfo(
+            name=group.name,
+            kind=group.kind,
+            page_tokens=group.page_tokens,
+            page_bytes=group.page_bytes,
+            total_pages=group.total,
+            free_pages=group.free,
+            cached_pages=group.cached,
+        )
+        for group in load.groups
+    ]

@@ -1,0 +1,94 @@
+"""Which module serves which checkpoint, decided by its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from services.common.checkpoint import Checkpoint, CheckpointError
+from services.engine.models import qwen3_5, qwen4_exp
+from services.engine.models.base import Collectives, NoCollectives, Shard
+from services.engine.models.common import Stage
+from services.engine.runtime.tables_api import TableSource
+
+
+class _Load(Protocol):
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        shard: Shard,
+        collectives: Collectives,
+        table_source: TableSource | None,
+    ) -> Stage: ...
+
+
+_FAMILIES: dict[str, _Load] = {"qwen3_5": qwen3_5.load, "qwen4_exp": qwen4_exp.load}
+_ARCHITECTURES = {
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen4ExpForConditionalGeneration": "qwen4_exp",
+    "Qwen4ExpForCausalLM": "qwen4_exp",
+    "Qwen3_8FlashNextForConditionalGeneration": "qwen4_exp",
+    "Qwen3_8_FlashNextForConditionalGeneration": "qwen4_exp",
+}
+_MODEL_TYPES = {
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen4_exp": "qwen4_exp",
+    "qwen4_exp_text": "qwen4_exp",
+    "qwen3_8_flash_next": "qwen4_exp",
+    "qwen3_8_flash_next_text": "qwen4_exp",
+}
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """Name of the family, from `architectures`, else from `model_type`.
+
+    CheckpointError names an architecture that is not served.
+    """
+    architectures = config.get("architectures") or []
+    for name in architectures:
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    model_type = config.get("model_type")
+    if not architectures and model_type in _MODEL_TYPES:
+        return _MODEL_TYPES[model_type]
+    raise CheckpointError(
+        f"config.json: unknown architecture {architectures} (model_type {model_type!r}); served "
+        f"are {', '.join(sorted(_ARCHITECTURES))}"
+    )
+
+
+def load_model(
+    folder: Path,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    shard: Shard | None = None,
+    collectives: Collectives | None = None,
+    table_source: TableSource | None = None,
+) -> Stage:
+    """The part of the checkpoint in `folder` that `shard` names (all of it by default).
+
+    Weights keep their stored type on `device`; activations are `compute_dtype`, residuals,
+    states of the delta rule and logits fp32. An n-gram table is not loaded: its rows come with
+    each batch. `table_source` is only kept, for whoever starts the gathers.
+
+    Raises CheckpointError, naming file, tensor and both shapes or byte counts, for a damaged
+    folder, an unknown architecture, and a tensor that is missing, surplus or misshaped.
+    """
+    with Checkpoint.open(folder) as checkpoint:
+        return _FAMILIES[family_of(checkpoint.config)](
+            checkpoint,
+            device=device,
+            compute_dtype=compute_dtype,
+            shard=shard or Shard(),
+            collectives=collectives or NoCollectives(),
+            table_source=table_source,
+        )

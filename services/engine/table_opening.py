@@ -1,0 +1,107 @@
+"""Where the engine's n-gram rows come from: the offload service of this host, of another, or the
+checkpoint's own files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from warhorse.v1.common_pb2 import ErrorReason
+from warhorse.v1.offload_pb2 import AttachRequest, Table
+from warhorse.v1.offload_pb2_grpc import OffloadServiceStub
+
+from services.common.checkpoint import Checkpoint
+from services.common.errors import ServiceError, StartupError
+from services.common.grpc_client import connect, socket_target
+from services.common.ngram_table import TableLayout, find_tables
+from services.engine.checkpoints.local_table import LocalTable
+from services.engine.flags import EngineFlags
+from services.engine.models.base import NgramHash
+from services.engine.runtime.tables import RemoteTable, attach_tables, check_table, retried
+from services.engine.runtime.tables_api import TableSource
+
+NO_PEER = "none"
+ATTACH_SECONDS = 120.0
+CALL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """Something with an end."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Tables:
+    """The table of the model (None where it has none) and what to close in the end."""
+
+    source: TableSource | None = None
+    from_offload: bool = False
+    held: list[Closable] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Unmap and disconnect."""
+        while self.held:
+            self.held.pop().close()
+
+
+def open_tables(flags: EngineFlags, ngram: NgramHash | None, device: torch.device) -> Tables:
+    """The rows that `ngram` asks for.
+
+    An address of a Unix socket means this host: the table is mapped. Raises StartupError where
+    the served table is not the checkpoint's, ServiceError where nobody answers in time.
+    """
+    if ngram is None:
+        return Tables()
+    checkpoint = Checkpoint.open(flags.model)
+    if flags.offload_address == NO_PEER:
+        logger.warning("no offload service: n-gram rows are read from the checkpoint's files")
+        return Tables(LocalTable.open(checkpoint, ngram.table, device))  # it keeps the maps
+    with checkpoint:
+        layouts = [t for t in find_tables(checkpoint) if t.name == ngram.table]
+    address = flags.offload_address or socket_target(flags.run_dir.absolute(), "offload")
+    try:
+        return asyncio.run(_from_offload(flags, address, layouts, device))
+    except ServiceError as error:
+        if error.reason == ErrorReason.ERROR_REASON_LAYOUT_MISMATCH:
+            raise StartupError(error.message) from error
+        raise
+
+
+async def _from_offload(
+    flags: EngineFlags, address: str, layouts: list[TableLayout], device: torch.device
+) -> Tables:
+    if not address.startswith("unix:"):
+        remote = await _remote(address, layouts[0], flags.instance, device)
+        return Tables(remote, from_offload=True, held=[remote])
+    mapped = await attach_tables(
+        address,
+        flags.run_dir.absolute(),
+        layouts,
+        client_id=flags.instance,
+        device=device,
+        retry_seconds=ATTACH_SECONDS,
+    )
+    table = mapped[layouts[0].name]
+    return Tables(table, from_offload=True, held=[table])
+
+
+async def _remote(
+    address: str, layout: TableLayout, client_id: str, device: torch.device
+) -> RemoteTable:
+    request = AttachRequest(client_id=client_id, table=layout.name, fingerprint=layout.fingerprint)
+
+    async def attach() -> Table:
+        async with connect(address) as channel:
+            answer = await OffloadServiceStub(channel).Attach(request, timeout=CALL_SECONDS)
+        table: Table = answer.tables[0]
+        return table
+
+    table = await retried(attach, ATTACH_SECONDS)
+    check_table(table, layout)
+    return RemoteTable(table, address, device)

@@ -1,0 +1,134 @@
+"""POST /v1/chat/completions: from a valid request to a plan and a writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from warhorse.v1 import engine_pb2, tokenizer_pb2
+
+from services.gateway.chat_body import ChatBodyWriter
+from services.gateway.chat_options import ChatOptions, Envelope
+from services.gateway.chat_stream import ChatStreamWriter
+from services.gateway.conversation import render_request, text_bytes, tool_choice, tool_messages
+from services.gateway.errors import bad_request
+from services.gateway.generation import EventStream
+from services.gateway.identity import engine_request_id, fingerprint
+from services.gateway.plan import GenerationPlan, Prompt
+from services.gateway.respond import Writer
+from services.gateway.sampling import (
+    ModelFacts,
+    check_logprobs,
+    check_request,
+    check_text_size,
+    max_tokens,
+    parse_open,
+    sampling_params,
+    stopping_params,
+    truncate,
+)
+from services.gateway.schema.chat import ChatRequest
+from services.gateway.state import GatewayState
+
+
+class ChatJob:
+    """One chat completion."""
+
+    def __init__(self, request: ChatRequest, request_id: str, state: GatewayState) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._state = state
+        self.streaming = bool(request.stream)
+        self.meter = state.meter()
+        self._envelope = Envelope("", 0, "", "")
+
+    async def prepare(self) -> Sequence[GenerationPlan]:
+        """Check, render, resolve."""
+        request, state = self._request, self._state
+        facts = await state.facts()
+        self.meter.model = state.check_model(request.model)
+        self._envelope = Envelope(
+            f"chatcmpl-{self._request_id}",
+            int(time.time()),
+            self.meter.model,
+            fingerprint(facts),
+        )
+        _check(request, facts)
+        prompt = await self._render(facts)
+        plan = self._plan(prompt, facts)
+        self.meter.choices = plan.request.n
+        self.meter.max_tokens = plan.request.stopping.max_tokens
+        return [plan]
+
+    def writer(self, stream: EventStream) -> Writer:
+        """SSE frames or one body."""
+        config = self._state.config
+        options = ChatOptions.of(
+            self._request, config.reasoning_field, force_usage=config.enable_force_include_usage
+        )
+        kind = ChatStreamWriter if self.streaming else ChatBodyWriter
+        return kind(self._envelope, options, stream)
+
+    async def _render(self, facts: ModelFacts) -> Prompt:
+        config = self._state.config
+        rendering = render_request(
+            self._request,
+            config.template_kwargs,
+            trust_template=config.trust_request_chat_template,
+        )
+        check_text_size(text_bytes(self._request), facts, "messages")
+        answer = await self._state.tokenizers.render(rendering)
+        info = self._state.tokenizers.info
+        eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
+        prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos)
+        return truncate(self._request, prompt, facts)
+
+    def _plan(self, prompt: Prompt, facts: ModelFacts) -> GenerationPlan:
+        request = self._request
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        asked = getattr(request, name)
+        most = max_tokens(asked, prompt, facts, name, "messages")
+        return GenerationPlan(
+            prompt=prompt,
+            request=engine_pb2.GenerateRequest(
+                request_id=engine_request_id(self._request_id),
+                model=facts.name,
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling_params(request, facts),
+                stopping=stopping_params(request, prompt, most),
+                output=self._output(),
+                n=request.n or 1,
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt or "",
+            ),
+            parse=self._parse_open(prompt),
+            stream_interval=request.stream_interval or 1,
+            restartable=not self.streaming,
+            deadline_seconds=self._state.config.request_timeout_seconds,
+        )
+
+    def _output(self) -> engine_pb2.OutputParams:
+        output = engine_pb2.OutputParams()
+        if self._request.logprobs:
+            output.logprobs = self._request.top_logprobs or 0
+        if self._request.prompt_logprobs is not None:
+            output.prompt_logprobs = self._request.prompt_logprobs
+        return output
+
+    def _parse_open(self, prompt: Prompt) -> tokenizer_pb2.ParseOpen:
+        request, config = self._request, self._state.config
+        opening = parse_open(request, self._request_id, prompt)
+        opening.tools.extend(tool_messages(request))
+        opening.tool_choice = tool_choice(request)
+        opening.parallel_tool_calls = request.parallel_tool_calls is not False
+        opening.tool_call_parser = config.tool_call_parser
+        opening.reasoning_parser = config.reasoning_parser
+        return opening
+
+
+def _check(request: ChatRequest, facts: ModelFacts) -> None:
+    check_request(request, facts)
+    if request.top_logprobs is not None:
+        if not request.logprobs:
+            raise bad_request("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+        check_logprobs("top_logprobs", request.top_logprobs, facts)

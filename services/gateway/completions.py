@@ -1,0 +1,136 @@
+"""POST /v1/completions: prompts of text or token ids, without any chat format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from warhorse.v1 import engine_pb2, tokenizer_pb2
+
+from services.gateway.chat_options import Envelope
+from services.gateway.completion_writers import (
+    CompletionBodyWriter,
+    CompletionOptions,
+    CompletionStreamWriter,
+)
+from services.gateway.generation import EventStream
+from services.gateway.identity import engine_request_id, fingerprint
+from services.gateway.plan import GenerationPlan, Prompt
+from services.gateway.respond import Writer
+from services.gateway.sampling import (
+    ModelFacts,
+    check_logprobs,
+    check_prompt_ids,
+    check_request,
+    check_text_size,
+    max_tokens,
+    parse_open,
+    sampling_params,
+    stopping_params,
+    truncate,
+)
+from services.gateway.schema.completion import CompletionRequest
+from services.gateway.state import GatewayState
+from services.gateway.tokens import pack
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionJob:
+    """One completion request of one or more prompts."""
+
+    def __init__(self, request: CompletionRequest, request_id: str, state: GatewayState) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._state = state
+        self.streaming = bool(request.stream)
+        self.meter = state.meter()
+        self._envelope = Envelope("", 0, "", "")
+        self._options = CompletionOptions.of(
+            request, force_usage=state.config.enable_force_include_usage
+        )
+
+    async def prepare(self) -> Sequence[GenerationPlan]:
+        """Check, encode, resolve; choices are numbered prompt by prompt."""
+        request, state = self._request, self._state
+        facts = await state.facts()
+        self.meter.model = state.check_model(request.model)
+        self._envelope = Envelope(
+            f"cmpl-{self._request_id}", int(time.time()), self.meter.model, fingerprint(facts)
+        )
+        check_request(request, facts)
+        check_logprobs("logprobs", request.logprobs, facts)
+        n = request.n or 1
+        self.meter.choices = n
+        prompts = [await self._prompt(p, facts) for p in request.prompt]
+        return [self._plan(prompt, i * n, facts) for i, prompt in enumerate(prompts)]
+
+    def writer(self, stream: EventStream) -> Writer:
+        """SSE frames or one body."""
+        kind = CompletionStreamWriter if self.streaming else CompletionBodyWriter
+        return kind(self._envelope, self._options, stream)
+
+    async def _prompt(self, given: str | list[int], facts: ModelFacts) -> Prompt:
+        info = self._state.tokenizers.info
+        eos = tuple(info.stop_token_ids) if info else ()
+        if isinstance(given, str):
+            check_text_size(len(given), facts, "prompt")
+            encoding = tokenizer_pb2.EncodeRequest(text=given)
+            encoding.add_special_tokens = self._request.add_special_tokens is not False
+            token_ids = await self._state.tokenizers.encode(encoding)
+        else:
+            check_prompt_ids(given, facts)
+            token_ids = pack(given)
+        prompt = truncate(self._request, Prompt(token_ids, eos_token_ids=eos), facts)
+        if not self._request.echo:
+            return prompt
+        text = given if isinstance(given, str) and prompt.token_ids == token_ids else None
+        return replace(prompt, text=text if text is not None else await self._text(prompt))
+
+    async def _text(self, prompt: Prompt) -> str:
+        """The text of prompt tokens, without the bytes of a character that is cut at the end.
+
+        The parser knows the prompt's last tokens and completes such a character itself.
+        """
+        return await self._state.tokenizers.complete_text(prompt.token_ids)
+
+    def _plan(self, prompt: Prompt, first_choice: int, facts: ModelFacts) -> GenerationPlan:
+        request = self._request
+        asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        most = max_tokens(asked, prompt, facts, "max_tokens", "prompt")
+        self.meter.max_tokens = most
+        opening = parse_open(request, self._request_id, prompt)
+        opening.tool_call_parser = opening.reasoning_parser = "none"
+        return GenerationPlan(
+            prompt=prompt,
+            request=engine_pb2.GenerateRequest(
+                request_id=engine_request_id(self._request_id),
+                model=facts.name,
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling_params(request, facts),
+                stopping=stopping_params(request, prompt, most),
+                output=self._output(most),
+                n=request.n or 1,
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt or "",
+            ),
+            parse=opening,
+            first_choice=first_choice,
+            stream_interval=request.stream_interval or 1,
+            restartable=not self.streaming,
+            deadline_seconds=self._state.config.request_timeout_seconds,
+        )
+
+    def _output(self, most: int) -> engine_pb2.OutputParams:
+        request = self._request
+        output = engine_pb2.OutputParams()
+        if request.logprobs is not None:
+            output.logprobs = request.logprobs
+        if request.prompt_logprobs is not None:
+            output.prompt_logprobs = request.prompt_logprobs
+        elif self._options.echo_logprobs:
+            output.prompt_logprobs = request.logprobs or 0
+        elif most == 0:  # a prompt alone is computed only for its log-probabilities
+            output.prompt_logprobs = 0
+        return output

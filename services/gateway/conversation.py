@@ -1,0 +1,152 @@
+"""From a valid chat request to the tokenizer's RenderRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from warhorse.v1 import tokenizer_pb2
+
+from services.gateway.errors import bad_request, unsupported
+from services.gateway.schema.chat import (
+    ChatRequest,
+    ContentPart,
+    Message,
+    NamedToolChoice,
+    ToolDefinition,
+)
+
+_EFFORT_ALIASES = {"ultra": "max"}
+
+
+def render_request(
+    request: ChatRequest, default_kwargs: Mapping[str, Any], *, trust_template: bool
+) -> tokenizer_pb2.RenderRequest:
+    """The conversation with its tools and template arguments. Raises ApiError 400."""
+    if request.chat_template is not None and not trust_template:
+        raise bad_request("`chat_template` in requests is switched off.", "chat_template")
+    kwargs = {**default_kwargs, **(request.chat_template_kwargs or {})}
+    rendering = tokenizer_pb2.RenderRequest(
+        messages=[_message(i, m) for i, m in enumerate(request.messages)],
+        tools=tool_messages(request),
+        tool_choice=tool_choice(request),
+        continue_final_message=bool(request.continue_final_message),
+        chat_template=request.chat_template or "",
+    )
+    rendering.add_generation_prompt = _generation_prompt(request)
+    _set_thinking(request, kwargs, rendering)
+    if kwargs:
+        rendering.template_kwargs_json = orjson.dumps(kwargs).decode()
+    return rendering
+
+
+def tool_choice(request: ChatRequest) -> tokenizer_pb2.ToolChoice:
+    """none or auto; forced calls are refused until grammars exist."""
+    choice = request.tool_choice
+    if choice not in (None, "none") and request.tools is None:
+        raise bad_request("`tool_choice` needs `tools`.", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        names = [tool.function.name for tool in request.tools or ()]
+        if choice.function.name not in names:
+            message = f"`tool_choice` names {choice.function.name!r}, which is not in `tools`."
+            raise bad_request(message, "tool_choice")
+    if isinstance(choice, NamedToolChoice) or choice == "required":
+        raise unsupported("A forced call (`tool_choice` required or named)", "tool_choice")
+    if choice == "none" or not request.tools:
+        return tokenizer_pb2.TOOL_CHOICE_NONE
+    return tokenizer_pb2.TOOL_CHOICE_AUTO
+
+
+def tool_messages(request: ChatRequest) -> list[tokenizer_pb2.Tool]:
+    """The declared tools."""
+    return [_tool(tool) for tool in request.tools or ()]
+
+
+def text_bytes(request: ChatRequest) -> int:
+    """A lower bound of the prompt's size in bytes: the characters of all message texts."""
+    return sum(
+        len(part.plain or "") for message in request.messages for part in message.content or ()
+    )
+
+
+def _tool(tool: ToolDefinition) -> tokenizer_pb2.Tool:
+    function = tool.function
+    result = tokenizer_pb2.Tool(name=function.name)
+    if function.description is not None:
+        result.description = function.description
+    if function.parameters is not None:
+        result.parameters_json = orjson.dumps(function.parameters).decode()
+    if function.strict is not None:
+        result.strict = function.strict
+    return result
+
+
+def _message(index: int, message: Message) -> tokenizer_pb2.ChatMessage:
+    path = f"messages.{index}"
+    if message.content is None and message.role != "assistant":
+        raise bad_request(f"`{path}.content` is required.", f"{path}.content")
+    return tokenizer_pb2.ChatMessage(
+        role=message.role,
+        content=[
+            _part(f"{path}.content.{i}", part) for i, part in enumerate(message.content or ())
+        ],
+        reasoning=message.reasoning or message.reasoning_content or "",
+        tool_calls=[
+            tokenizer_pb2.ToolCall(
+                id=call.id or "",
+                name=call.function.name,
+                arguments=call.function.arguments or "",
+            )
+            for call in message.tool_calls or ()
+        ],
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _part(path: str, part: ContentPart) -> tokenizer_pb2.ContentPart:
+    if part.is_image:
+        raise unsupported("A message part with an image", path)
+    if part.plain is None:
+        raise bad_request(f"`{path}.text` is required.", f"{path}.text")
+    return tokenizer_pb2.ContentPart(text=part.plain)
+
+
+def _generation_prompt(request: ChatRequest) -> bool:
+    if request.continue_final_message:
+        if request.add_generation_prompt:
+            message = "`add_generation_prompt` and `continue_final_message` cannot both be true."
+            raise bad_request(message, "continue_final_message")
+        return False
+    return request.add_generation_prompt is not False
+
+
+def _set_thinking(
+    request: ChatRequest, kwargs: dict[str, Any], rendering: tokenizer_pb2.RenderRequest
+) -> None:
+    """Fold the ways to ask for thinking into two fields; takes them out of `kwargs`."""
+    effort = _effort(request, kwargs.pop("reasoning_effort", None))
+    if effort is not None:
+        rendering.reasoning_effort = _EFFORT_ALIASES.get(effort, effort)
+    thinking = kwargs.pop("enable_thinking", None)
+    if thinking is None:
+        thinking = _thinking(request, effort)
+    if thinking is not None:
+        rendering.enable_thinking = bool(thinking)
+
+
+def _effort(request: ChatRequest, from_kwargs: Any) -> str | None:
+    nested = request.reasoning.effort if request.reasoning else None
+    for value in (request.reasoning_effort, nested, from_kwargs):
+        if value is not None:
+            return str(value)
+    return None
+
+
+def _thinking(request: ChatRequest, effort: str | None) -> bool | None:
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        return request.thinking.type == "enabled"
+    if request.reasoning is not None and request.reasoning.enabled is not None:
+        return request.reasoning.enabled
+    return None if effort is None else effort != "none"

@@ -1,0 +1,29 @@
+"""Ids of requests and of the served model."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+
+from services.gateway.sampling import ModelFacts
+
+_USABLE = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+def request_id(header: str | None, body: str | None) -> str:
+    """The client's id, its header first; else, or when it is unusable, a fresh one."""
+    for given in (header, body):
+        if given and _USABLE.fullmatch(given):
+            return given
+    return uuid.uuid4().hex
+
+
+def engine_request_id(public: str) -> str:
+    """An id that is unique even when a client uses `public` twice at a time."""
+    return f"{public}-{secrets.token_hex(4)}"
+
+
+def fingerprint(facts: ModelFacts) -> str:
+    """`system_fingerprint`: changes with the weights."""
+    return "fp_" + facts.fingerprint[:12] if facts.fingerprint else "fp_unknown"

@@ -1,0 +1,180 @@
+"""The ASGI side of a generation: disconnects, keep-alive, stalled clients, errors in streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.engines import Engines
+from services.gateway.errors import ApiError, to_api_error
+from services.gateway.events import Event
+from services.gateway.generation import EventStream
+from services.gateway.meter import RequestMeter
+from services.gateway.plan import GenerationPlan
+from services.gateway.tokenizers import Tokenizers
+
+logger = logging.getLogger(__name__)
+
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED = 499
+MAX_TICK = 5.0
+
+
+class Writer(Protocol):
+    """Turns events into the bytes of one response format."""
+
+    async def feed(self, events: Sequence[Event]) -> bytes:
+        """Bytes to send now; empty while a whole body is collected."""
+        ...
+
+    async def finish(self) -> bytes:
+        """The last bytes of a stream, or the whole body."""
+        ...
+
+
+class Job(Protocol):
+    """One generation request of any endpoint."""
+
+    streaming: bool
+    meter: RequestMeter
+
+    async def prepare(self) -> Sequence[GenerationPlan]:
+        """Render or encode the prompts and resolve every parameter; raises ApiError."""
+        ...
+
+    def writer(self, stream: EventStream) -> Writer:
+        """The writer for this request's format."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: idle time before a keep-alive comment (0: never), and for a stalled client."""
+
+    keep_alive: float
+    stall: float
+
+    @property
+    def tick(self) -> float:
+        """How often both are looked at."""
+        return min(MAX_TICK, self.stall / 4, self.keep_alive / 2 or MAX_TICK)
+
+
+class GenerationResponse(Response):
+    """Runs a job while it watches for the client's disconnect; owns the generation's life."""
+
+    def __init__(
+        self, job: Job, engines: Engines, tokenizers: Tokenizers, patience: Patience
+    ) -> None:
+        self._job = job
+        self._engines = engines
+        self._tokenizers = tokenizers
+        self._patience = patience
+        self._started = False
+        self._last_sent = time.monotonic()
+        self._sending_since: float | None = None
+        self._stalled = False
+        self._stream: EventStream | None = None
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; returns when the response is complete or the client is gone."""
+        work = asyncio.create_task(self._serve(scope, receive, send))
+        gone = asyncio.create_task(_disconnect(receive))
+        ticker = asyncio.create_task(self._tick(work))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                scope["status"] = CLIENT_CLOSED
+        finally:
+            for task in (work, gone, ticker):
+                task.cancel()
+            await asyncio.gather(work, gone, ticker, return_exceptions=True)
+            self._job.meter.close()
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error
+        if self._stalled:
+            logger.warning("a client took nothing for %.0f s and was cut", self._patience.stall)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._generate(send)
+        except Exception as error:
+            await self._fail(to_api_error(error), scope, receive, send)
+
+    async def _generate(self, send: Send) -> None:
+        job = self._job
+        plans = await job.prepare()
+        async with EventStream(plans, self._engines, self._tokenizers) as stream:
+            self._stream = stream
+            writer = job.writer(stream)
+            while (events := await stream.take()) is not None:
+                if events:
+                    job.meter.on_events(events)
+                    data = await writer.feed(events)
+                else:
+                    data = KEEP_ALIVE if self._is_idle() else b""
+                if data:
+                    await self._send(send, data, more=True)
+            job.meter.on_complete(stream.usage())
+            await self._send(send, await writer.finish(), more=False)
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._job.meter.on_error()
+        if self._started:
+            frame = b"data: " + orjson.dumps(error.body()) + b"\n\n"
+            await self._send(send, frame + DONE, more=False)
+        else:
+            self._started = True
+            await error.response()(scope, receive, send)
+
+    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
+        self._sending_since = time.monotonic()
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self._head(data)})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._last_sent = time.monotonic()
+        self._sending_since = None
+
+    def _head(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        if self._job.streaming:
+            return SSE_HEADERS
+        length = str(len(data)).encode()
+        return [(b"content-type", b"application/json"), (b"content-length", length)]
+
+    def _is_idle(self) -> bool:
+        interval = self._patience.keep_alive
+        idle = time.monotonic() - self._last_sent
+        return self._job.streaming and interval > 0 and idle >= interval
+
+    async def _tick(self, work: asyncio.Task[None]) -> None:
+        """Wake the writer when it is idle, and end it when the client takes nothing."""
+        while True:
+            await asyncio.sleep(self._patience.tick)
+            since = self._sending_since
+            if since is not None and time.monotonic() - since >= self._patience.stall:
+                self._stalled = True
+                work.cancel()
+                return
+            if self._is_idle() and self._stream is not None:
+                self._stream.poke()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

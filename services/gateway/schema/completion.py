@@ -1,0 +1,40 @@
+"""Request of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from services.gateway.schema.fields import UINT32_MAX, Flag, Int, wrong
+from services.gateway.schema.sampling import SamplingRequest
+
+MAX_PROMPTS = 1024
+_WANTED = f"a non-empty text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of either"
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and 0 <= item <= UINT32_MAX for item in value)
+    )
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """All forms of `prompt` as a list of texts and id lists."""
+    if isinstance(value, str) or _is_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_PROMPTS:
+        raise wrong(_WANTED)
+    if not all((isinstance(p, str) and p) or _is_ids(p) for p in value):
+        raise wrong(_WANTED)
+    return value
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of a completion. `prompt` is normalised to a list of texts and id lists."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)] = Field(description=_WANTED)
+    echo: Flag | None = Field(None, description="true or false")
+    logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")

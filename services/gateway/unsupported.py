@@ -1,0 +1,70 @@
+"""Request fields that are known but have no implementation here: refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.gateway.errors import unsupported
+
+Harmless = Callable[[Any], bool]
+
+
+def _absent(value: Any) -> bool:
+    return value is None
+
+
+def _off(value: Any) -> bool:
+    return value is None or value is False
+
+
+def _plain_text(value: Any) -> bool:
+    return value is None or value == {"type": "text"}
+
+
+# field -> whether its value asks for nothing that we cannot do
+COMMON: Mapping[str, Harmless] = {
+    "response_format": _plain_text,
+    "structured_outputs": _absent,
+    "guided_json": _absent,
+    "guided_regex": _absent,
+    "guided_choice": _absent,
+    "guided_grammar": _absent,
+    "guided_json_object": _off,
+    "structural_tag": _absent,
+    "regex": _absent,
+    "ebnf": _absent,
+    "json_schema": _absent,
+    "bad_words": lambda value: not value,
+    "use_beam_search": _off,
+    "length_penalty": lambda value: value is None or value == 1,
+    "best_of": lambda value: value is None or value == 1,
+    "mm_processor_kwargs": _absent,
+    "media_io_kwargs": _absent,
+    "logits_processors": _absent,
+    "lora_path": _absent,
+}
+CHAT: Mapping[str, Harmless] = {
+    "logprob_token_ids": _absent,
+    "thinking_token_budget": lambda value: value is None or value == -1,
+    "task": _absent,
+    "echo": _off,
+    "add_special_tokens": _off,
+    "audio": _absent,
+    "functions": lambda value: not value,
+    "function_call": lambda value: value in (None, "none", "auto"),
+    "modalities": lambda value: value is None or value == ["text"],
+}
+COMPLETION: Mapping[str, Harmless] = {
+    "suffix": lambda value: not value,
+    "logprob_token_ids": _absent,
+}
+
+
+def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, Harmless]) -> None:
+    """Raise ApiError 400 for the first field of `fields` that asks for something in a table."""
+    for rules in (COMMON, table):
+        for name, harmless in rules.items():
+            if name in fields and not harmless(fields[name]):
+                what = "suffix" if name == "suffix" else f"`{name}`"
+                raise unsupported(what, name)

@@ -1,0 +1,31 @@
+"""Settings of the offload service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadConfig:
+    """See the help texts."""
+
+    model: Path = field(metadata={"help": "Checkpoint folder"})
+    run_dir: Path = field(
+        default=Path("/run/warhorse"), metadata={"help": "Directory of all sockets"}
+    )
+    instance: str = field(default="offload-0", metadata={"help": "Name of this instance"})
+    listen: str = field(default="", metadata={"help": "Further TCP address, host:port"})
+    table_dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Directory of the table files: tmpfs keeps them in memory, a disk serves them "
+            "from the page cache; none means <run-dir>/offload"
+        },
+    )
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+
+    @property
+    def tables(self) -> Path:
+        """Directory of this instance's table files."""
+        return (self.table_dir or self.run_dir / "offload") / f"{self.instance}.tables"

@@ -1,0 +1,45 @@
+"""One life of the offload service: tables, broker and gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+from warhorse.v1 import offload_pb2_grpc
+
+from services.common.broker import RegionBroker
+from services.common.checkpoint import Checkpoint, CheckpointError
+from services.common.describe import new_generation
+from services.common.errors import StartupError
+from services.common.grpc_server import GrpcServer
+from services.common.ngram_table import find_tables
+from services.offload.config import OffloadConfig
+from services.offload.service import SERVICE_NAME, OffloadServicer, Served, table_message
+from services.offload.tables import OpenTable, open_tables, owned_directory
+
+
+async def serve(config: OffloadConfig) -> None:
+    """Load or adopt the tables, then run until a stop signal. The table files stay."""
+    with ExitStack() as cleanup:
+        cleanup.enter_context(owned_directory(config.tables))
+        tables = await asyncio.to_thread(_open, config)
+        for table in tables:
+            cleanup.callback(table.region.close)
+        server = GrpcServer("offload", config.instance, config.run_dir, listen=config.listen)
+        broker = RegionBroker(config.run_dir / "offload" / f"{config.instance}.fd", config.instance)
+        cleanup.callback(broker.close)
+        served = [Served(t, table_message(t.layout, broker.publish(t.region))) for t in tables]
+        servicer = OffloadServicer(config.instance, new_generation(), served)
+        offload_pb2_grpc.add_OffloadServiceServicer_to_server(servicer, server.server)
+        await server.start()
+        server.set_serving(SERVICE_NAME, True)
+        await server.run_until_signal()
+
+
+def _open(config: OffloadConfig) -> tuple[OpenTable, ...]:
+    try:
+        with Checkpoint.open(config.model) as checkpoint:
+            layouts = find_tables(checkpoint)
+            return open_tables(checkpoint, layouts, config.tables, config.instance)
+    except CheckpointError as error:
+        raise StartupError(f"the checkpoint is refused: {error}") from error

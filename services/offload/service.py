@@ -1,0 +1,133 @@
+"""`warhorse.v1.OffloadService` over the open tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from warhorse.v1 import common_pb2, offload_pb2, offload_pb2_grpc, tensor_pb2
+
+from services.common.describe import service_info
+from services.common.errors import ServiceError
+from services.common.ngram_table import TableLayout
+from services.common.shm import region_counts
+from services.offload.tables import OpenTable
+
+SERVICE_NAME = "warhorse.v1.OffloadService"
+INLINE_BYTES = 64 << 10  # largest inline payload of a Tensor
+
+_DTYPES = {"F8_E4M3": tensor_pb2.DTYPE_F8_E4M3, "BF16": tensor_pb2.DTYPE_BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An open table and what we say about it."""
+
+    table: OpenTable
+    message: offload_pb2.Table
+
+
+class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
+    """Describes tables and gathers rows for callers without a mapping. Runs on one event loop."""
+
+    def __init__(self, instance: str, generation: int, tables: Sequence[Served]) -> None:
+        self._instance = instance
+        self._generation = generation
+        self._tables = {t.message.name: t for t in tables}
+        self._gathered_rows = 0
+
+    async def Attach(  # noqa: N802
+        self, request: offload_pb2.AttachRequest, context: Any
+    ) -> offload_pb2.AttachResponse:
+        """Where the tables are; refused when the caller expects another one."""
+        served = [self._find(request.table)] if request.table else list(self._tables.values())
+        for table in served:
+            _require_fingerprint(table, request.fingerprint)
+        return offload_pb2.AttachResponse(tables=[t.message for t in served])
+
+    async def Gather(  # noqa: N802
+        self, request: offload_pb2.GatherRequest, context: Any
+    ) -> offload_pb2.GatherResponse:
+        """Rows by id, inline."""
+        served = self._find(request.table)
+        _require_fingerprint(served, request.fingerprint)
+        layout = served.table.layout
+        if len(request.row_ids) % 8:
+            raise _invalid("row_ids", f"{len(request.row_ids)} bytes, not a multiple of 8")
+        ids = np.frombuffer(request.row_ids, dtype="<i8")
+        limit = INLINE_BYTES // layout.row_bytes
+        if ids.size > limit:
+            raise _invalid("row_ids", f"{ids.size} ids, at most {limit} fit one answer")
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < layout.rows:
+            raise _invalid(
+                "row_ids", f"ids {ids.min()} to {ids.max()}, accepted are 0 to {layout.rows - 1}"
+            )
+        # In a thread: rows of a table on disk may have to be read first.
+        rows = await asyncio.to_thread(lambda: served.table.rows[ids].tobytes())
+        self._gathered_rows += ids.size
+        tensor = tensor_pb2.Tensor(
+            dtype=tensor_pb2.DTYPE_U8, shape=[ids.size, layout.row_bytes], inline=rows
+        )
+        return offload_pb2.GatherResponse(rows=tensor)
+
+    async def DescribeOffload(  # noqa: N802
+        self, request: offload_pb2.DescribeOffloadRequest, context: Any
+    ) -> offload_pb2.DescribeOffloadResponse:
+        """What is served, and counters."""
+        regions, region_bytes = region_counts()
+        return offload_pb2.DescribeOffloadResponse(
+            service=service_info(self._instance, self._generation),
+            tables=[t.message for t in self._tables.values()],
+            gathered_rows=self._gathered_rows,
+            open_regions=regions,
+            region_bytes=region_bytes,
+        )
+
+    def _find(self, name: str) -> Served:
+        served = self._tables.get(name)
+        if served is None:
+            names = ", ".join(sorted(self._tables)) or "none"
+            raise ServiceError(
+                common_pb2.ERROR_REASON_LAYOUT_MISMATCH,
+                f"no table {name}; served: {names}",
+                field="table",
+            )
+        return served
+
+
+def table_message(layout: TableLayout, region: tensor_pb2.Region) -> offload_pb2.Table:
+    """The table as the contract describes it."""
+    return offload_pb2.Table(
+        name=layout.name,
+        region=region,
+        offset=0,
+        rows=layout.rows,
+        row_bytes=layout.row_bytes,
+        dtype=_DTYPES[layout.dtype],
+        row_values=layout.row_values,
+        scale=layout.scale,
+        fingerprint=layout.fingerprint,
+        hash=offload_pb2.HashParameters(
+            multipliers=layout.hash.multipliers,
+            head_sizes=layout.hash.head_sizes,
+            head_offsets=layout.hash.head_offsets,
+            ngram_size=layout.hash.ngram_size,
+            eos_token_id=layout.hash.eos_token_id,
+        ),
+    )
+
+
+def _require_fingerprint(served: Served, expected: str) -> None:
+    if expected and expected != served.message.fingerprint:
+        raise ServiceError(
+            common_pb2.ERROR_REASON_LAYOUT_MISMATCH,
+            f"table {served.message.name} comes from another checkpoint",
+            field="fingerprint",
+        )
+
+
+def _invalid(field: str, message: str) -> ServiceError:
+    return ServiceError(common_pb2.ERROR_REASON_INVALID_FIELD, message, field=field)

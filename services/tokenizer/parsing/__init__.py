@@ -1,0 +1,1 @@
+"""Reasoning and tool-call parsers: one streaming machine, one grammar per family."""

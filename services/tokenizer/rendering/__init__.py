@@ -1,0 +1,1 @@
+"""Conversations to prompts: templates in a process of their own, user text shielded."""

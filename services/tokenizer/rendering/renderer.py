@@ -1,0 +1,141 @@
+"""From a conversation to the ids of its prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.tokenizer.rendering.conversation import Conversation, Message, refuse
+from services.tokenizer.rendering.history import argument_object
+from services.tokenizer.rendering.pool import RenderError, RenderPool
+from services.tokenizer.rendering.rules import FamilyRules
+from services.tokenizer.rendering.shield import Shield, ShieldExhaustedError, strings_in
+from services.tokenizer.vocabulary import Segment, Vocabulary
+
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A template's text. `takes_parts`: it reads content given as a list of parts."""
+
+    source: str
+    takes_parts: bool
+
+    @classmethod
+    def of(cls, source: str) -> ChatTemplate:
+        """Return a template, telling from its text whether it reads lists of parts."""
+        reads_parts = re.search(r"\.text\b|\[['\"]text['\"]\]", source)
+        return cls(source, bool("is string" in source and reads_parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt in segments."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole text, special tokens included."""
+        return "".join(segment.text for segment in self.segments)
+
+
+class Renderer:
+    """Renders with one checkpoint's vocabulary. User text never gives a control token."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, rules: FamilyRules, template_variables: Mapping[str, Any]
+    ) -> None:
+        """template_variables: what templates see besides the request (bos_token and the like)."""
+        self._vocabulary = vocabulary
+        self._rules = rules
+        self._variables = dict(template_variables)
+
+    async def render(
+        self, conversation: Conversation, template: ChatTemplate, pool: RenderPool
+    ) -> Prompt:
+        """Return the prompt. Raises RenderError, or ServiceError for a field at fault."""
+        prepared = self._rules.prepare(conversation)
+        context = self._context(prepared, template)
+        try:
+            shield = Shield(self._vocabulary.control, strings_in(context))
+        except ShieldExhaustedError as error:
+            raise refuse(str(error), "messages") from error
+        sent = {**self._variables, **shield.value(context)}
+        sent["add_generation_prompt"] = prepared.add_generation_prompt
+        if prepared.continue_final_message:
+            _mark_end(sent["messages"][-1], shield.end_mark)
+        try:
+            text = await pool.render(template.source, sent)
+        except RenderError as error:
+            raise RenderError(shield.restore(str(error)).replace(shield.end_mark, "")) from error
+        if prepared.continue_final_message:
+            text = _cut(text, shield.end_mark)
+        return self._prompt(text, shield)
+
+    def _prompt(self, text: str, shield: Shield) -> Prompt:
+        segments = []
+        for segment in self._vocabulary.split(text):
+            if not segment.is_special:
+                segment = Segment(_encodable(shield.restore(segment.text)), False)
+            segments.append(segment)
+        return Prompt(tuple(segments))
+
+    def _context(self, conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
+        context = self._rules.arguments(conversation)
+        context["messages"] = [_as_dict(m, template) for m in conversation.messages]
+        context["tools"] = list(conversation.tools) or None
+        return context
+
+
+def _encodable(text: str) -> str:
+    """Return text that UTF-8 can hold: JSON escapes can name half of a surrogate pair."""
+    return text if text.isascii() else _LONE_SURROGATES.sub("\ufffd", text)
+
+
+def _as_dict(message: Message, template: ChatTemplate) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": _content(message, template)}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.calls:
+        shown["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": argument_object(call.arguments)},
+            }
+            for call in message.calls
+        ]
+    if message.call_id:
+        shown["tool_call_id"] = message.call_id
+    if message.name:
+        shown["name"] = message.name
+    return shown
+
+
+def _content(message: Message, template: ChatTemplate) -> str | list[dict[str, str]]:
+    if len(message.parts) > 1 and template.takes_parts:
+        return [{"type": "text", "text": part} for part in message.parts]
+    return "\n".join(message.parts)
+
+
+def _mark_end(message: dict[str, Any], mark: str) -> None:
+    """Put a mark behind the last text of the message that is to be continued."""
+    if message["content"] or "reasoning_content" not in message:
+        content = message["content"]
+        if isinstance(content, str):
+            message["content"] = content + mark
+        else:
+            content[-1]["text"] += mark
+    else:
+        message["reasoning_content"] += mark
+
+
+def _cut(text: str, mark: str) -> str:
+    end = text.rfind(mark)
+    if end < 0:
+        raise RenderError("it does not write the final message, which cannot be continued")
+    return text[:end]

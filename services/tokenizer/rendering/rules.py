@@ -1,0 +1,140 @@
+"""What a family's template needs of a conversation before it can render it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from services.tokenizer.rendering.conversation import Conversation, Message, refuse
+
+
+class FamilyRules(ABC):
+    """The preparation of conversations for the templates of one family. Stateless."""
+
+    # Roles that are rewritten before rendering; all families know no `developer` of their own.
+    system_roles = ("system", "developer")
+
+    @abstractmethod
+    def prepare(self, conversation: Conversation) -> Conversation:
+        """Return the conversation as the template can take it. Raises ServiceError."""
+
+    @abstractmethod
+    def arguments(self, conversation: Conversation) -> dict[str, Any]:
+        """Return the template arguments of the request, its fields and its own ones together.
+
+        Raises ServiceError.
+        """
+
+
+class PlainRules(FamilyRules):
+    """For templates of which nothing is known: developer messages become system messages."""
+
+    def prepare(self, conversation: Conversation) -> Conversation:
+        messages = tuple(_as_system(message) for message in conversation.messages)
+        return replace(conversation, messages=messages)
+
+    def arguments(self, conversation: Conversation) -> dict[str, Any]:
+        given = dict(conversation.arguments)
+        if conversation.enable_thinking is not None:
+            given.setdefault("enable_thinking", conversation.enable_thinking)
+        if conversation.effort is not None:
+            given["reasoning_effort"] = conversation.effort
+            given.setdefault("enable_thinking", conversation.effort != "none")
+        return given
+
+
+class QwenRules(FamilyRules):
+    """Qwen3.8: one system message at the start, three efforts, results in the order of calls."""
+
+    efforts = {  # noqa: RUF012
+        "minimal": "low",
+        "low": "low",
+        "medium": "medium",
+        "high": "xhigh",
+        "xhigh": "xhigh",
+        "max": "xhigh",
+        "ultra": "xhigh",
+    }
+
+    def prepare(self, conversation: Conversation) -> Conversation:
+        messages = order_results(merge_system(conversation.messages))
+        return replace(conversation, messages=tuple(messages))
+
+    def arguments(self, conversation: Conversation) -> dict[str, Any]:
+        given = dict(conversation.arguments)
+        effort = conversation.effort or given.pop("reasoning_effort", None)
+        given.pop("reasoning_effort", None)
+        if effort is not None and effort != "none" and effort not in self.efforts:
+            known = ", ".join(["none", *self.efforts])
+            shown = str(effort)[:64]
+            raise refuse(
+                f"reasoning_effort must be one of {known}; got {shown!r}", "reasoning_effort"
+            )
+        thinking = self._thinking(given.get("enable_thinking"), effort, conversation)
+        if thinking is not None:
+            given["enable_thinking"] = thinking
+        if effort in self.efforts and thinking is not False:
+            given["reasoning_effort"] = self.efforts[effort]
+        return given
+
+    @staticmethod
+    def _thinking(explicit: Any, effort: str | None, conversation: Conversation) -> bool | None:
+        """Return the thinking switch: a template argument wins, then the effort "none", then the
+        request's field; None leaves it to the template."""
+        if explicit is not None:
+            if not isinstance(explicit, bool):
+                raise refuse("enable_thinking must be true or false", "template_kwargs_json")
+            return explicit
+        return False if effort == "none" else conversation.enable_thinking
+
+
+def _as_system(message: Message) -> Message:
+    return replace(message, role="system") if message.role == "developer" else message
+
+
+def merge_system(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with every system text in one message at the start."""
+    system = [m for m in messages if m.role in FamilyRules.system_roles]
+    others = [m for m in messages if m.role not in FamilyRules.system_roles]
+    if not system:
+        return others
+    texts = [text for text in ("".join(m.parts).strip() for m in system) if text]
+    first = replace(system[0], role="system", parts=("\n\n".join(texts),))
+    return [first if len(system) > 1 else _as_system(system[0]), *others]
+
+
+def order_results(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with each run of tool results in the order of its calls.
+
+    Templates show no ids, so the order is what ties a result to its call. A run of which an id is
+    missing, unknown or repeated stays as it is.
+    """
+    ordered: list[Message] = []
+    index = 0
+    while index < len(messages):
+        end = index
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        if end > index:
+            calls = _calls_before(messages, index)
+            ordered += _sorted_run(messages[index:end], calls)
+            index = end
+        else:
+            ordered.append(messages[index])
+            index += 1
+    return ordered
+
+
+def _calls_before(messages: Sequence[Message], index: int) -> list[str]:
+    before = messages[index - 1] if index else None
+    return [call.id for call in before.calls] if before else []
+
+
+def _sorted_run(run: Sequence[Message], calls: list[str]) -> list[Message]:
+    ids = [message.call_id for message in run]
+    known = all(ids) and set(ids) <= set(calls)
+    if not known or len(set(ids)) != len(ids) or len(set(calls)) != len(calls):
+        return list(run)
+    return sorted(run, key=lambda message: calls.index(message.call_id))

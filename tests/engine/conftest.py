@@ -1,0 +1,26 @@
+"""Cores on the toy model, checked for leaks when a test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.engine.driver import Bench
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Makes cores; at the end each must be idle with every id free or cached."""
+    benches = Bench()
+    yield benches
+    benches.check()

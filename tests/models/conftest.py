@@ -1,0 +1,60 @@
+"""Tiny checkpoints, saved once per test run, and their runners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.common.checkpoint import Checkpoint
+from services.engine.checkpoints.local_table import LocalTable
+from services.engine.models.base import Collectives, Shard
+from services.engine.models.common import Stage
+from services.engine.models.registry import load_model
+from tests.models.runner import Runner
+from tests.models.tiny import Family, Layout, TinyCheckpoint, save_tiny
+
+GetTiny = Callable[[Family, Layout], TinyCheckpoint]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def get_tiny(tmp_path_factory: pytest.TempPathFactory) -> GetTiny:
+    saved: dict[tuple[Family, Layout], TinyCheckpoint] = {}
+
+    def get(family: Family, layout: Layout) -> TinyCheckpoint:
+        if (family, layout) not in saved:
+            folder = tmp_path_factory.mktemp(f"{family}-{layout}")
+            saved[family, layout] = save_tiny(folder, family, layout)
+        return saved[family, layout]
+
+    return get
+
+
+def load(
+    folder: Path,
+    shard: Shard | None = None,
+    collectives: Collectives | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Stage:
+    return load_model(folder, device=CPU, compute_dtype=dtype, shard=shard, collectives=collectives)
+
+
+def table_of(folder: Path) -> LocalTable | None:
+    checkpoint = Checkpoint.open(folder)
+    has_table = "ple_layer_ids" in checkpoint.config.get("text_config", checkpoint.config)
+    return LocalTable.open(checkpoint) if has_table else None
+
+
+def runner_of(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Runner:
+    return Runner([load(folder, dtype=dtype)], table_of(folder), seed)

@@ -1,0 +1,94 @@
+"""Several processes, one table in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.offload.checkpoint import make_checkpoint
+from tests.offload.conftest import Model, make_service
+from tests.offload.reader import mapping_memory
+from tests.service_process import ROOT, RunDir, ServiceProcess, child_environment
+
+READERS = 2
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Model:
+    """A table of 25 MB."""
+    return Model(tmp_path, make_checkpoint(tmp_path, base=200_000, parts=8))
+
+
+def start_reader(service: ServiceProcess, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.offload.reader"]
+    command += [service.address, str(service.run_dir), str(folder)]
+    return subprocess.Popen(
+        command,
+        env=child_environment(),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def readers(run_dir: RunDir, large: Model) -> Iterator[list[subprocess.Popen[str]]]:
+    service = make_service(run_dir, large.folder)
+    service.start()
+    started = [start_reader(service, large.folder) for _ in range(READERS)]
+    yield started
+    for reader in started:
+        reader.communicate(timeout=20)  # its stdin ends
+        assert reader.returncode == 0
+    assert service.stop() == 0
+
+
+def answer(reader: subprocess.Popen[str]) -> list[str]:
+    assert reader.stdout is not None
+    return reader.stdout.readline().split()
+
+
+def test_two_engines_and_the_service_hold_one_copy_of_the_table(
+    readers: list[subprocess.Popen[str]], large: Model
+) -> None:
+    for reader in readers:  # every row is read by each of them
+        assert answer(reader) == ["attached", str(int(large.table.long().sum()))]
+    kib = large.table.numel() / 1024
+    total = 0
+    for reader in readers:
+        assert reader.stdin is not None
+        reader.stdin.write("now\n")
+        reader.stdin.flush()
+        rss, pss = map(int, answer(reader))
+        assert rss == pytest.approx(kib, rel=0.02)  # all of it is mapped in here,
+        assert pss <= 0.55 * kib  # and shared
+        total += pss
+    total += sum(mapping_memory(str(pid), "qwen4_exp.layers.1.ple")[1] for pid in owners(readers))
+    assert total <= 1.05 * kib
+
+
+def owners(readers: list[subprocess.Popen[str]]) -> list[int]:
+    """Process ids that map the same file, other than the readers."""
+    inodes = {
+        line.split()[4]
+        for reader in readers
+        for line in Path(f"/proc/{reader.pid}/maps").read_text().splitlines()
+        if "qwen4_exp.layers.1.ple" in line
+    }
+    assert len(inodes) == 1  # the same file for all
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) in {r.pid for r in readers}:
+            continue
+        try:
+            lines = (process / "maps").read_text().splitlines()
+        except OSError:
+            continue
+        if any(line.split()[4] in inodes and ".table" in line for line in lines):
+            found.append(int(process.name))
+    return found
