@@ -2,24 +2,74 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from kernels import backend
 from kernels.quant_linear import reference
-from kernels.quant_linear.matrix import Fp8BlockMatrix, Matrix, PlainMatrix
+from kernels.quant_linear.matrix import (
+    Fp8BlockMatrix,
+    Int4Matrix,
+    Matrix,
+    Mxfp4Matrix,
+    PlainMatrix,
+)
+from kernels.quant_linear.packing import from_compressed_tensors, prepare
 
-__all__ = ["Fp8BlockMatrix", "Matrix", "PlainMatrix", "decode_e4m3", "dequantize", "linear"]
+if TYPE_CHECKING:
+    from kernels.quant_linear.launch import Workspace
+
+__all__ = [
+    "Fp8BlockMatrix",
+    "Int4Matrix",
+    "Matrix",
+    "Mxfp4Matrix",
+    "PlainMatrix",
+    "decode_e4m3",
+    "dequantize",
+    "from_compressed_tensors",
+    "linear",
+    "prepare",
+]
 
 
 def linear(
-    x_TK: torch.Tensor, weight: Matrix, out_dtype: torch.dtype | None = None
+    x_TK: torch.Tensor,
+    weight: Matrix,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     """x @ W^T with fp32 accumulation: [T, K] times [N, K] gives [T, N].
 
-    Returned in `out_dtype`, or in the type of x. A row of the result depends on its row of x
-    alone, bit for bit.
+    Returned in `out_dtype`, or in the type of x, or written to `out` [T, N]. On the CPU a row of
+    the result depends on its row of x alone, bit for bit. On a GPU quantised weights must come
+    from `prepare`; the result depends on the rows and on their number, whose range picks the
+    kernel, and equal calls give equal bits. `workspace` (see launch.Workspace) is used where K is
+    split; without it a split product allocates.
     """
     assert x_TK.dim() == 2 and x_TK.shape[1] == weight.in_features
-    return reference.linear(x_TK, weight).to(out_dtype or x_TK.dtype)
+    if not backend.uses_triton(x_TK):
+        y = reference.linear(x_TK, weight).to(out_dtype or x_TK.dtype)
+        return y if out is None else out.copy_(y)
+    if out is None:
+        shape = (x_TK.shape[0], weight.out_features)
+        out = torch.empty(shape, dtype=out_dtype or x_TK.dtype, device=x_TK.device)
+    if isinstance(weight, PlainMatrix):
+        return _plain(x_TK, weight, out)
+    from kernels.quant_linear import launch
+
+    return launch.quant_linear(x_TK.contiguous(), weight, out, workspace)
+
+
+def _plain(x_TK: torch.Tensor, weight: PlainMatrix, out_TN: torch.Tensor) -> torch.Tensor:
+    """By the vendor's library, in the type of the weight."""
+    x = x_TK.to(weight.data.dtype)
+    if out_TN.dtype == weight.data.dtype:
+        return torch.mm(x, weight.data.t(), out=out_TN)
+    return out_TN.copy_(torch.mm(x, weight.data.t(), out_dtype=torch.float32))
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -37,8 +38,8 @@ class PlainMatrix:
 class Fp8BlockMatrix:
     """e4m3 codes uint8 [..., N, K]; value = code * scale of its block.
 
-    scale [..., ceil(N / block_n), ceil(K / block_k)] in bf16 or fp32; the last blocks may be
-    partial.
+    scale [..., ceil(N / block_n), ceil(K / block_k)] in bf16 or fp32, or uint8 holding e8m0 codes
+    (2^(code - 127)); the last blocks may be partial.
     """
 
     codes: torch.Tensor
@@ -72,4 +73,98 @@ class Fp8BlockMatrix:
         return Fp8BlockMatrix(self.codes[index], self.scale[index], self.block_n, self.block_k)
 
 
-Matrix = PlainMatrix | Fp8BlockMatrix
+# Where the two four-bit codes of a byte lie along K:
+# "pairs": byte j holds k = 2 j in its low and 2 j + 1 in its high half, as checkpoints have it;
+# "halves": in each 16 bytes the low halves are the first 16 of 32 k and the high halves the last.
+NibbleOrder = Literal["pairs", "halves"]
+NIBBLE_UNIT = 32  # k that 16 bytes cover: the unit within which "halves" reorders
+
+
+def _check_nibbles(codes: torch.Tensor, group: int, scale: torch.Tensor) -> None:
+    in_features = 2 * codes.shape[-1]
+    if codes.dtype != torch.uint8 or in_features % NIBBLE_UNIT or group % NIBBLE_UNIT:
+        raise ValueError(f"codes {codes.dtype} with K {in_features} in groups of {group}: not bytes")
+    expected = (*codes.shape[:-1], in_features // group)
+    if in_features % group or tuple(scale.shape) != expected:
+        raise ValueError(f"scale {tuple(scale.shape)} does not fit {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Matrix:
+    """Four-bit integers: value = (code - zero) * scale, code and zero in 0..15.
+
+    codes uint8 [..., N, K / 2], two a byte in `order`; scale bf16, fp16 or fp32 [..., N, K / group];
+    zero uint8 [..., N, K / group], or None where it is 8 throughout (symmetric).
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None = None
+    group: int = 128
+    order: NibbleOrder = "pairs"
+
+    def __post_init__(self) -> None:
+        _check_nibbles(self.codes, self.group, self.scale)
+        if self.zero is not None and (
+            self.zero.dtype != torch.uint8 or self.zero.shape != self.scale.shape
+        ):
+            raise ValueError(f"zero {tuple(self.zero.shape)} {self.zero.dtype} does not fit")
+
+    @property
+    def out_features(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
+    def in_features(self) -> int:
+        return 2 * self.codes.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this matrix occupies."""
+        return self.codes.nbytes + self.scale.nbytes + (self.zero.nbytes if self.zero is not None else 0)
+
+    def expert(self, index: int) -> Int4Matrix:
+        """Matrix `index` of a stack [E, N, K]."""
+        zero = None if self.zero is None else self.zero[index]
+        return replace(self, codes=self.codes[index], scale=self.scale[index], zero=zero)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """OCP MXFP4: value = e2m1(code) * 2^(scale - 127), one scale for 32 values along K.
+
+    codes uint8 [..., N, K / 2], two a byte in `order`; scale uint8 (e8m0) [..., N, K / 32].
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    order: NibbleOrder = "pairs"
+
+    @property
+    def group(self) -> int:
+        return 32
+
+    def __post_init__(self) -> None:
+        _check_nibbles(self.codes, self.group, self.scale)
+        if self.scale.dtype != torch.uint8:
+            raise ValueError(f"scale must be e8m0 codes in uint8, not {self.scale.dtype}")
+
+    @property
+    def out_features(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
+    def in_features(self) -> int:
+        return 2 * self.codes.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this matrix occupies."""
+        return self.codes.nbytes + self.scale.nbytes
+
+    def expert(self, index: int) -> Mxfp4Matrix:
+        """Matrix `index` of a stack [E, N, K]."""
+        return replace(self, codes=self.codes[index], scale=self.scale[index])
+
+
+Matrix = PlainMatrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from kernels.quant_linear.matrix import Fp8BlockMatrix, Matrix, PlainMatrix
+from kernels.quant_linear.matrix import (
+    Fp8BlockMatrix,
+    Int4Matrix,
+    Matrix,
+    Mxfp4Matrix,
+    NibbleOrder,
+    PlainMatrix,
+)
 
 # A matrix product may round differently for another number of rows, so all run with this many.
 ROW_TILE = 8
 # Output columns that are widened at a time: bounds the memory of a large head.
 COLUMN_TILE = 8192
+# e2m1 magnitudes by code; bit 3 is the sign.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def linear(x_TK: torch.Tensor, weight: Matrix) -> torch.Tensor:
@@ -41,7 +52,38 @@ def dequantize(weight: Matrix) -> torch.Tensor:
         case PlainMatrix(data):
             return data.float()
         case Fp8BlockMatrix(codes, scale, block_n, block_k):
-            return dequantize_fp8_blocks(codes, scale, block_n, block_k)
+            return dequantize_fp8_blocks(codes, scale_values(scale), block_n, block_k)
+        case Int4Matrix(codes, scale, zero, group, order):
+            offset = 8.0 if zero is None else zero.float().repeat_interleave(group, -1)
+            values = nibbles(codes, order).float() - offset
+            return values * scale.float().repeat_interleave(group, -1)
+        case Mxfp4Matrix(codes, scale, order):
+            values = decode_e2m1(nibbles(codes, order))
+            return values * scale_values(scale).repeat_interleave(weight.group, -1)
+
+
+def scale_values(scale: torch.Tensor) -> torch.Tensor:
+    """fp32 scales; uint8 holds e8m0 codes, 2^(code - 127) with 255 for NaN."""
+    if scale.dtype != torch.uint8:
+        return scale.float()
+    exponent = scale.to(torch.int32) - 127
+    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+    return power.masked_fill(scale == 255, torch.nan)
+
+
+def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """fp32 values of e2m1 codes 0..15 (uint8): s ee m."""
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
+    return table[codes.long()]
+
+
+def nibbles(codes: torch.Tensor, order: NibbleOrder) -> torch.Tensor:
+    """Four-bit codes uint8 [..., N, K] in the order of k, of bytes [..., N, K / 2]."""
+    low, high = codes & 15, codes >> 4
+    if order == "pairs":
+        return torch.stack((low, high), -1).flatten(-2)
+    units = (*codes.shape[:-1], -1, 16)
+    return torch.stack((low.view(units), high.view(units)), -2).flatten(-3)
 
 
 def dequantize_fp8_blocks(
@@ -78,3 +120,8 @@ def _columns(weight: Matrix, first: int, stop: int) -> Matrix:
             assert first % block_n == 0
             blocks = scale[first // block_n : -(-stop // block_n)]
             return Fp8BlockMatrix(codes[first:stop], blocks, block_n, block_k)
+        case Int4Matrix(codes, scale, zero):
+            part = None if zero is None else zero[first:stop]
+            return replace(weight, codes=codes[first:stop], scale=scale[first:stop], zero=part)
+        case Mxfp4Matrix(codes, scale):
+            return replace(weight, codes=codes[first:stop], scale=scale[first:stop])

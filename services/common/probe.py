@@ -18,16 +18,20 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one probe; the reason of a failure goes to stderr."""
-    options = _parser().parse_args(argv)
-    if options.url:
-        failure = http_failure(options.url, options.timeout)
-    else:
-        target = options.target or f"unix:{options.socket}"
-        failure = grpc_failure(target, options.service, options.timeout)
+    failure = probe_failure(argv)
     if failure is None:
         return 0
     sys.stderr.write(f"unhealthy: {failure}\n")
     return 1
+
+
+def probe_failure(argv: Sequence[str] | None = None) -> str | None:
+    """Run one probe as the command line says; None when healthy, else why not."""
+    options = _parser().parse_args(argv)
+    if options.url:
+        return http_failure(options.url, options.timeout)
+    target = options.target or f"unix:{options.socket}"
+    return grpc_failure(target, options.service, options.timeout)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -67,6 +67,7 @@ class EngineCore:
         self._transfers = Transfers(self._state, store)
         self._settler = Settler(self._state, self._transfers.keep)
         self._stalled = False
+        self._unchecked = False  # a step was made since the last check
         if store is not None:
             store.bind(self.mover)
 
@@ -99,6 +100,7 @@ class EngineCore:
             self._settler.settle(flights, result, self._clock())
         if self._config.debug_checks:
             self.check_invariants()
+        self._unchecked = True
         events, self._state.events = self._state.events, []
         self._stalled = not plan.sequences and not events
         return events
@@ -114,16 +116,17 @@ class EngineCore:
         return self._stalled
 
     def idle(self) -> bool:
-        """Housekeeping without work: polls the store, clears what was freed, checks invariants.
+        """Housekeeping without work: polls the store, clears what was freed.
 
-        Returns whether store jobs are still in flight: call again soon.
+        Checks the invariants once after the last step. Returns whether store jobs are still in flight: call again soon.
         """
         if not self.has_work:
             self._transfers.poll(self._clock())
             plan, _ = self._planner.plan()
             if not plan.is_empty:
                 self._executor.execute(plan)
-            self.check_invariants()
+            if self._unchecked:
+                self.check_invariants()
         return self._transfers.in_flight > 0
 
     def load(self) -> CoreLoad:
@@ -163,6 +166,7 @@ class EngineCore:
         """Raise InvariantError where pools, tables and index disagree. Between steps only."""
         tables = [s.table for s in self._state.running.values() if s.table is not None]
         self._state.cache.check(tables, self._transfers.pins())
+        self._unchecked = False
 
     def _admit(self) -> None:
         """Take the store's answers and drop requests that waited too long for their first step."""

@@ -46,6 +46,7 @@ _BY_REASON: dict[int, tuple[int, str]] = {
     _R.ERROR_REASON_DEADLINE: (504, "TimeoutError"),
     _R.ERROR_REASON_UNSUPPORTED: (501, NOT_SUPPORTED),
 }
+_ENGINE_GROUPS = frozenset({"sampling", "stopping", "output"})
 _RETRY_LATER = frozenset({_R.ERROR_REASON_QUEUE_FULL, _R.ERROR_REASON_POOL_EXHAUSTED})
 
 
@@ -126,8 +127,14 @@ def _from_service_error(error: ServiceError) -> ApiError:
     retry_after = error.retry_after
     if retry_after is None and error.reason in _RETRY_LATER:
         retry_after = 1.0
-    param = error.field or ("model" if status == 404 else None)
+    param = _client_field(error.field) or ("model" if status == 404 else None)
     return ApiError(status, kind, error.message, param=param, retry_after=retry_after)
+
+
+def _client_field(field: str) -> str:
+    """The name of an engine's field as HTTP requests have it: `sampling.top_p` -> `top_p`."""
+    group, dot, name = field.partition(".")
+    return name if dot and group in _ENGINE_GROUPS else field
 
 
 def _status_of(error: ServiceError) -> tuple[int, str]:

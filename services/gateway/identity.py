@@ -20,8 +20,11 @@ def request_id(header: str | None, body: str | None) -> str:
 
 
 def engine_request_id(public: str) -> str:
-    """An id that is unique even when a client uses `public` twice at a time."""
-    return f"{public}-{secrets.token_hex(4)}"
+    """An id that is unique even when a client uses `public` twice at a time.
+
+    At most 240 characters of `public` are kept: engines take ids of up to 256.
+    """
+    return f"{public[:240]}-{secrets.token_hex(4)}"
 
 
 def fingerprint(facts: ModelFacts) -> str:

@@ -13,6 +13,7 @@ from warhorse.v1 import common_pb2
 
 from services.common.errors import ServiceError
 from tests.gateway.conftest import MakeStack, Stack
+from tests.gateway.fakes import Reply
 from tests.gateway.vocabulary import ids
 
 CHAT = "/v1/chat/completions"
@@ -313,6 +314,13 @@ async def test_refusals_of_services_keep_their_meaning(
     stack.tokenizer.refusal = ServiceError(reason, "no such thing", field="tools")
     error = check_error(await stack.chat(), status, "tools")
     assert (error["type"], error["message"]) == (kind, "no such thing")
+
+
+async def test_fields_of_the_engine_are_named_as_the_client_knows_them(stack: Stack) -> None:
+    reason = common_pb2.ERROR_REASON_INVALID_FIELD
+    refusal = ServiceError(reason, "too much", field="sampling.top_k")
+    stack.engine.replies = [Reply([[]], error=refusal)]
+    check_error(await stack.chat(), 400, "top_k")
 
 
 async def test_faults_of_services_do_not_show_their_insides(stack: Stack) -> None:

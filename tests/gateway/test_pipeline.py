@@ -95,6 +95,24 @@ async def test_tool_calls_are_equal_streamed_and_whole(
     assert whole["content"] is None and whole["reasoning"] == "I look."
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0, "top_k": 5},
+        {"temperature": 0.001, "min_p": 0.5, "seed": -(2**63), "max_tokens": 3},
+        {"n": 2, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5},
+        {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1], "max_tokens": 4},
+        {"logit_bias": {"3": 100}, "allowed_token_ids": [1, 2, 3], "priority": -1},
+        {"cache_salt": "s", "top_p": 0.5, "stream_interval": 3, "truncate_prompt_tokens": 5},
+    ],
+)
+async def test_what_the_gateway_accepts_the_engine_accepts(
+    http: httpx.AsyncClient, fields: dict[str, object]
+) -> None:
+    answer = await http.post("/v1/chat/completions", json=ask("Hi", **fields))
+    assert answer.status_code == 200, answer.text
+
+
 async def test_no_broken_character_shows_in_a_stream(http: httpx.AsyncClient) -> None:
     frames = await stream(http, "long", chat_template_kwargs={"enable_thinking": False})
     assert frames.joined("content") == LONG

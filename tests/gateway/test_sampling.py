@@ -26,7 +26,7 @@ def facts(**defaults: Any) -> ModelFacts:
             {"temperature": 0.5, "top_p": 0.25, "top_k": 20},
         ),
         ({"temperature": 0.5, "top_k": 20}, {"temperature": 2, "top_k": -1}, {"top_k": 0}),
-        ({"top_k": 20}, {"temperature": 0}, {"temperature": 0, "top_k": 0, "top_p": 0}),
+        ({"top_k": 20}, {"temperature": 0}, {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}),
         ({}, {"temperature": 0.001}, {"temperature": 0.01}),
         ({"repetition_penalty": 1.5}, {}, {"repetition_penalty": 1.5}),
         ({}, {"seed": 7}, {"seed": 7}),

@@ -109,8 +109,11 @@ async def test_request_ids_come_from_the_client(make_stack: MakeStack) -> None:
         response = await stack.http.post("/v1/chat/completions", json=body, headers=headers)
         assert response.json()["id"] == expected
     assert response.headers["x-request-id"]
+    longest = "x" * 256
+    await stack.http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": longest})
     engine_ids = [r.request_id for r in stack.engine.requests]
-    assert len(set(engine_ids)) == 3, "ids at the engine are unique"
+    assert len(set(engine_ids)) == 4, "ids at the engine are unique"
+    assert max(map(len, engine_ids)) <= 256
 
 
 def sample(text: str, name: str) -> float:

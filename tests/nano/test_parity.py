@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import copy
 from typing import Any
 
 import pytest
 import torch
 from transformers.models.qwen4_exp import Qwen4ExpForCausalLM
+from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen
 
 from services.engine.checkpoints.nano import functional as fn
 from services.engine.checkpoints.nano.config import NanoConfig
 from services.engine.checkpoints.nano.export import random_state, write_checkpoint
+from services.engine.checkpoints.nano.fp8 import dequantize_blocks, quantize_blocks
 from services.engine.checkpoints.nano.model import NanoModel, Ops
 from services.engine.checkpoints.nano.oracle import load_oracle
 
@@ -37,7 +39,9 @@ def _row(lengths: list[int], width: int, seed: int) -> tuple[Any, ...]:
     ids = torch.full((1, width), CFG.endoftext_id)
     pos, start, spans, at = torch.zeros_like(ids), torch.zeros_like(ids), [], 0
     for length in lengths:
-        ids[0, at : at + length] = torch.randint(0, CFG.tokenizer_size, (length,), generator=generator)
+        ids[0, at : at + length] = torch.randint(
+            0, CFG.tokenizer_size, (length,), generator=generator
+        )
         stop = at + -(-length // 4) * 4
         stop = width if len(spans) == len(lengths) - 1 else stop
         pos[0, at:stop] = torch.arange(stop - at)
@@ -102,3 +106,48 @@ def test_delta_rule_equals_the_token_recurrence(length: int) -> None:
         state = state + k[:, :, t].unsqueeze(-1) * fresh.unsqueeze(-2)
         outs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]))
     torch.testing.assert_close(fn.delta_rule(q, k, v, decay, beta), torch.stack(outs, 2))
+
+
+def test_drafts_equal_a_composition_of_the_oracle_layers(pair: Any) -> None:
+    """64 tokens: all blocks are kept, so that no tie between block scores can matter."""
+    model, oracle = pair
+    ids, pos, start, _ = _row([64], 64, seed=9)
+    streams = torch.randn(1, 64, CFG.hc_count, CFG.hidden_size)
+    with torch.no_grad():
+        step = model.step(ids, pos, start, select=True, dtype=torch.float32, ops=Ops())
+        ours = model.drafts(streams, 1, step, model.new_aux())[0]
+        theirs = _oracle_draft(model, oracle, ids, streams)
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+def _oracle_draft(
+    model: NanoModel, oracle: Qwen4ExpForCausalLM, ids: torch.Tensor, streams: torch.Tensor
+) -> torch.Tensor:
+    config = copy.deepcopy(oracle.config)
+    config.layer_types, config.num_hidden_layers = ["indexed_attention"], 1
+    config.ple_layer_ids = []
+    state = {n.removeprefix("mtp."): v for n, v in model.state_dict().items() if n[:4] == "mtp."}
+    for name in list(state):  # the oracle holds what the FP8 files hold
+        if ".experts." in name:
+            state[name] = dequantize_blocks(*quantize_blocks(state[name]))
+    layer = qwen.Qwen4ExpTextDecoderLayer(config, 0).eval()
+    layer.load_state_dict({n[9:]: v for n, v in state.items() if n.startswith("layers.0.")})
+    mixer = qwen.Qwen4ExpTextGatedResidual(config, use_combine=False)
+    mixer.load_state_dict(
+        {n.split(".", 1)[1]: v for n, v in state.items() if n.startswith("hyper_connection_mixer.")}
+    )
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        module = qwen.Qwen4ExpTextRMSNorm(x.shape[-1])
+        module.weight.data = weight
+        return module(x)
+
+    following = oracle.model.embed_tokens(ids.roll(-1, 1))
+    e = norm(following, state["pre_fc_norm_embedding.weight"]) @ state["fc_embedding.weight"].T
+    h = norm(streams.flatten(2), state["pre_fc_norm_hidden.weight"]).view_as(streams)
+    mixed = (h @ state["fc_hidden.weight"].T + e.unsqueeze(2)).flatten(2)
+    length = ids.shape[1]
+    positions = torch.arange(length).view(1, 1, -1).expand(3, 1, -1)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    rotary = oracle.model.rotary_emb(mixed, positions)
+    return mixer(layer(mixed, position_embeddings=rotary, attention_mask=causal))

@@ -117,6 +117,17 @@ def test_far_closer_shows_that_a_block_closer_was_literal() -> None:
     assert json.loads(every_cut(call(parameter("a", value))).calls[0][1]) == {"a": value}
 
 
+def test_text_behind_a_literal_block_closer_streams_again() -> None:
+    parser = make_parser(thinking=False)
+    parser.special("<tool_call>")
+    parser.feed("\n<function=f>\n<parameter=a>\nx")
+    parser.special("</tool_call>")
+    parser.feed("y" * 3000)
+    result = Result()
+    result.add(parser.take())
+    assert result.calls[0][1] == '{"a": "x</tool_call>' + "y" * 3000
+
+
 def test_bare_function_at_line_start_is_a_call() -> None:
     result = every_cut("</think>Sure.\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>")
     assert (result.content, result.calls) == ("Sure.", [["f", '{"a": "x"}']])

@@ -32,7 +32,7 @@ TEMPLATE = """
 {% if m.content is string %}{{ m.content | trim }}{% else -%}
 {%- for part in m.content %}{{ part.text }}{% endfor %}{% endif -%}
 <|im_end|>
-{{ m.extra | tojson }}<{{ m.name }}><|{{ m.name }}|>{{ m.name }}{{ m.last }}
+{{ m.extra | tojson }}<{{ m.name }}><|{{ m.name }}|>{{ m.name }}<|im_{{ m.last }}
 {%- endfor -%}
 <think>"""
 OWN = ["<|im_start|>", "<|im_end|>"]
@@ -50,7 +50,12 @@ def rendered(messages: list[dict[str, object]]) -> list[Segment]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(content=TEXT | st.lists(TEXT, max_size=3), extra=TEXT, name=TEXT, last=TEXT)
+@given(
+    content=TEXT | st.lists(TEXT, max_size=3),
+    extra=TEXT,
+    name=TEXT | st.sampled_from(["think", "/think", "im_start", "im_end", "tool_call", " think"]),
+    last=TEXT | st.sampled_from(["end|>", "start|>", "end|", "end"]),
+)
 def test_only_the_template_writes_control_tokens(
     content: str | list[str], extra: str, name: str, last: str
 ) -> None:
@@ -63,7 +68,7 @@ def test_only_the_template_writes_control_tokens(
     text = content.strip() if isinstance(content, str) else "".join(content)
     expected = (
         f"<|im_start|>user\n{text}<|im_end|>\n{json.dumps({extra: [extra]}, ensure_ascii=False)}"
-        f"<{name}><|{name}|>{name}{last}<think>"
+        f"<{name}><|{name}|>{name}<|im_{last}<think>"
     )
     assert "".join(s.text for s in segments) == expected
 

@@ -90,7 +90,7 @@ class Supervisor:
 
     def _restartable(self, spec: ServiceSpec, code: int) -> bool:
         if spec.name not in self._once_healthy:
-            self._state.failure = f"{spec.name} could not start: {self._last_error(spec.name)}"
+            self._state.failure = f"{spec.name} could not start: {self._first_error(spec.name)}"
             self._stopping.set()
             return False
         return spec.restart in ("always", "unless-stopped") or (
@@ -175,9 +175,10 @@ class Supervisor:
             log.warning("%s did not stop in time", spec.name)
             process.kill()
 
-    def _last_error(self, name: str) -> str:
+    def _first_error(self, name: str) -> str:
+        """The message of the first error line: what follows it is its consequence."""
         lines = (self._paths.logs / f"{name}.log").read_text(errors="replace").splitlines()
-        for line in reversed(lines[-50:]):
+        for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 if str(entry["level"]).upper() in ("ERROR", "CRITICAL"):
@@ -190,18 +191,18 @@ async def _healthy(command: tuple[str, ...], check: HealthCheck) -> bool:
     run = _run_probe if command[:3] == PROBE else _run_process
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(check.timeout):
-            return await run(command) == 0
+            return await run(command)
     return False
 
 
-async def _run_probe(command: tuple[str, ...]) -> int:
-    return await asyncio.to_thread(probe.main, list(command[len(PROBE) :]))
+async def _run_probe(command: tuple[str, ...]) -> bool:
+    return await asyncio.to_thread(probe.probe_failure, list(command[len(PROBE) :])) is None
 
 
-async def _run_process(command: tuple[str, ...]) -> int:
+async def _run_process(command: tuple[str, ...]) -> bool:
     process = await asyncio.create_subprocess_exec(*command)
     try:
-        return await process.wait()
+        return await process.wait() == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -198,6 +198,8 @@ class Planner:
         return True
 
     def _take(self, group: str, count: int) -> list[int]:
+        if not count:
+            return []
         ids = self._cache.take(group, count)
         if ids is None:
             raise InvariantError(f"the plan counts on {count} ids of group {group} and lacks them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from warhorse.v1.common_pb2 import ErrorReason
@@ -109,10 +108,6 @@ class SchedulerState:
         for s in state.sequences:
             if s.phase is Phase.FOLLOWING:
                 s.phase = Phase.READY
-
-    def tables(self) -> Iterator[Sequence]:
-        """Sequences that hold a table."""
-        return iter(self.running.values())
 
     def _stop(self, sequence: Sequence) -> None:
         del self.running[sequence.id]

@@ -29,9 +29,13 @@ Hits = dict[SequenceId, Hit]
 def find_hits(state: SchedulerState) -> Hits:
     """Prefix hits of the waiting sequences that one step could admit at most."""
     budget = state.config.max_num_batched_tokens
+    seats = state.config.max_num_seqs - len(state.running)
+    worst = max((s.rank[0] for s in state.running.values()), default=0)
     found: Hits = {}
     for s in state.waiting:
         if budget <= 0 or len(found) == state.config.max_num_seqs:
+            break
+        if not seats and s.rank[0] >= worst:
             break
         if s.phase is Phase.READY:
             match = state.cache.index.match(s.restorable_hashes)

@@ -64,7 +64,9 @@ def subtract_steps(a: int, b: int) -> str:
         lent = 10 if x - y - borrow < 0 else 0
         value = x + lent - y - borrow
         borrow = 1 if lent else 0
-        lines.append(f"{column}: {x + lent} - {y}{minus} = {value}{', borrow 1' if borrow else ''}.")
+        lines.append(
+            f"{column}: {x + lent} - {y}{minus} = {value}{', borrow 1' if borrow else ''}."
+        )
     return " ".join([*lines, f"So {a - b}."])
 
 

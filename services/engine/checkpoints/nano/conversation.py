@@ -52,12 +52,12 @@ class Conversation:
     def openai_messages(self) -> list[dict[str, Any]]:
         """Return the messages as the chat template takes them."""
         head = [{"role": "system", "content": self.system}] if self.system else []
-        return head + [_openai(message) for message in self.messages]
+        return head + [_openai(message, self.thinking) for message in self.messages]
 
 
-def _openai(message: Message) -> dict[str, Any]:
+def _openai(message: Message, thinking: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
+    if message.reasoning and thinking:
         out["reasoning_content"] = message.reasoning
     if message.calls:
         out["tool_calls"] = [

@@ -11,7 +11,7 @@ from services.engine.checkpoints.nano.conversation import Conversation, Message
 from services.engine.checkpoints.nano.passages import passage_exchange, sentence_count
 from services.engine.checkpoints.nano.talk import talk_exchange
 from services.engine.checkpoints.nano.toolcalls import declare, tool_exchange
-from services.engine.checkpoints.nano.words import Split, SplitExhausted, phrase
+from services.engine.checkpoints.nano.words import Split, SplitExhaustedError, phrase
 
 _SYSTEM = (
     "You are a helpful assistant.",
@@ -68,7 +68,7 @@ def conversations(seed: int) -> Iterator[Conversation]:
     """Yield training conversations without end; equal seeds give equal streams."""
     rng = Random(seed)
     while True:
-        with suppress(SplitExhausted):
+        with suppress(SplitExhaustedError):
             yield conversation(rng)
 
 
@@ -84,7 +84,7 @@ def _held_out_one(task: str, rng: Random, out: Conversation) -> Conversation:
     if task == "tools":
         tools = declare(rng, rng.randint(1, 3))
         if not any(tool.parameters for tool in tools):
-            raise SplitExhausted("no tool takes a parameter")
+            raise SplitExhaustedError("no tool takes a parameter")
         out.tools = [tool.declaration(rng) for tool in tools]
         out.messages = tool_exchange(rng, Split.HELD_OUT, tools)
     elif task == "passages":
@@ -110,5 +110,5 @@ def held_out(task: str, seed: int, thinking: bool = True) -> Iterator[Conversati
     """
     rng = Random(f"{task} {seed}")
     while True:
-        with suppress(SplitExhausted):
+        with suppress(SplitExhaustedError):
             yield _held_out_one(task, rng, Conversation([], thinking=thinking))

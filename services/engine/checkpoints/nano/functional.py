@@ -1,3 +1,4 @@
+# ruff: noqa: N803 (shape suffixes)
 """The formulas of the architecture as plain functions for training on packed rows.
 
 Each function computes what the transformers implementation computes (a test compares them), without
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 EPS = 1e-6
@@ -33,7 +34,12 @@ def rms_norm(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def hc_read(
-    r_BTSD: Tensor, norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None, dtype: torch.dtype
+    r_BTSD: Tensor,
+    norm: Tensor,
+    down: Tensor,
+    up: Tensor,
+    inject: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """Read the block input [B, T, D] and the injection weights [B, T, S] from the streams."""
     streams = r_BTSD.shape[2]
@@ -150,7 +156,9 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> 
     return torch.cat(outs, dim=2)
 
 
-def gdn_output(o_BHTV: Tensor, x_BTD: Tensor, z_weight: Tensor, norm: Tensor, out: Tensor) -> Tensor:
+def gdn_output(
+    o_BHTV: Tensor, x_BTD: Tensor, z_weight: Tensor, norm: Tensor, out: Tensor
+) -> Tensor:
     """Normalise each head, gate with sigmoid(z) and project back to the hidden width."""
     heads, width = o_BHTV.shape[1], o_BHTV.shape[3]
     z = linear(x_BTD, z_weight).unflatten(-1, (heads, width)).float()
@@ -159,7 +167,9 @@ def gdn_output(o_BHTV: Tensor, x_BTD: Tensor, z_weight: Tensor, norm: Tensor, ou
     return linear(o.flatten(-2).to(x_BTD.dtype), out)
 
 
-def rope_tables(length: int, width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    length: int, width: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin [T, width] of plain rotary positions 0..T-1."""
     inverse = 1.0 / theta ** (torch.arange(0, width, 2, device=device).float() / width)
     angle = torch.arange(length, device=device).float()[:, None] * inverse

@@ -342,7 +342,7 @@ class NanoModel(nn.Module):
         return Aux(zero, zero, zero)
 
     def trunk(self, step: Step, aux: Aux) -> tuple[Tensor, Tensor]:
-        """Return the streams [B, T, S, D] before the final mixer and the hidden states [B, T, D]."""
+        """Return the streams [B, T, S, D] before the final mixer and hidden states [B, T, D]."""
         x = self.embed_tokens.weight[step.ids]
         streams = x.unsqueeze(2).repeat(1, 1, self.cfg.hc_count, 1)
         for layer in self.layers:

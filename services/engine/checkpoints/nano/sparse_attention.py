@@ -1,3 +1,4 @@
+# ruff: noqa: N803 (shape suffixes)
 """Block-selecting attention (QSA) over packed rows, and the losses that train its indexer.
 
 The choice of blocks passes no gradient. The indexer learns from the attention itself: the divergence

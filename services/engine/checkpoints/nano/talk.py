@@ -89,7 +89,10 @@ def _unknown(rng: Random) -> list[Message]:
         w=rng.choice(COMMON), w2=rng.choice(COMMON), p=phrase(rng, 2, 9), c=rng.choice(CITIES),
         n=rng.choice(FIRST_NAMES),
     )  # fmt: skip
-    return [Message("user", question), Message("assistant", _LIMIT, reasoning="I do not know that.")]
+    return [
+        Message("user", question),
+        Message("assistant", _LIMIT, reasoning="I do not know that."),
+    ]
 
 
 def _count(rng: Random, split: Split) -> list[Message]:

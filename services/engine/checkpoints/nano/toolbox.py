@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 (word lists read better as text)
 """Tool declarations, everyday and made up, with questions that ask for them."""
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor

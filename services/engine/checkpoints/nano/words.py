@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 (word lists read better as text)
 """Words, made-up names and the split that keeps held-out prompts out of the training data."""
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Split(Enum):
     HELD_OUT = "held_out"
 
 
-class SplitExhausted(Exception):
+class SplitExhaustedError(Exception):
     """A sampler has no item on the wanted side of the split."""
 
 
@@ -32,13 +33,13 @@ def is_held_out(*key: object) -> bool:
 def draw(split: Split, sample: Callable[[], T], key: Callable[[T], tuple[object, ...]]) -> T:
     """Call `sample` until its result lies on the wanted side of the split.
 
-    Raises `SplitExhausted` after 300 tries: a sampler with few values may have none on that side.
+    Raises `SplitExhaustedError` after 300 tries: a sampler with few values may have none on that side.
     """
     for _ in range(300):
         item = sample()
         if is_held_out(*key(item)) == (split is Split.HELD_OUT):
             return item
-    raise SplitExhausted(f"no {split.value} item in 300 draws")
+    raise SplitExhaustedError(f"no {split.value} item in 300 draws")
 
 
 FIRST_NAMES = (
