@@ -98,9 +98,9 @@ class EngineCore:
         if not plan.is_empty:
             result = self._executor.execute(plan)
             self._settler.settle(flights, result, self._clock())
+        self._unchecked = True
         if self._config.debug_checks:
             self.check_invariants()
-        self._unchecked = True
         events, self._state.events = self._state.events, []
         self._stalled = not plan.sequences and not events
         return events
@@ -118,7 +118,8 @@ class EngineCore:
     def idle(self) -> bool:
         """Housekeeping without work: polls the store, clears what was freed.
 
-        Checks the invariants once after the last step. Returns whether store jobs are still in flight: call again soon.
+        Checks the invariants once after the last step. Returns whether store jobs are still in
+        flight: call again soon.
         """
         if not self.has_work:
             self._transfers.poll(self._clock())

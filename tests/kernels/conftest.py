@@ -5,6 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kernels import backend
+
+if backend.interpreted():
+    from tests.kernels import interpreter
+
+    interpreter.install()
+
 
 @pytest.fixture(autouse=True)
 def seeded_single_thread() -> Iterator[None]:
@@ -14,3 +21,11 @@ def seeded_single_thread() -> Iterator[None]:
     with torch.inference_mode():
         yield
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests for a card need one; they are not run in the interpreter."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

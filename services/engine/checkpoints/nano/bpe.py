@@ -1,7 +1,7 @@
 """The nano tokenizer: byte-level BPE trained on the generated conversations.
 
-Digits, single spaces and runs of letters are separate pieces, so a name has the same tokens wherever
-it stands; this is what makes exact copying easy for a small model.
+Digits, single spaces and runs of letters are separate pieces, so a name has the same tokens
+wherever it stands; this is what makes exact copying easy for a small model.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class Judge:
 
     def generate(self, prompt: list[int], limit: int) -> str:
         """Return the greedy continuation of a prompt."""
-        out = self.model.generate(
+        model: Any = self.model
+        out = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=limit,

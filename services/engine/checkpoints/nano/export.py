@@ -154,8 +154,8 @@ def write_checkpoint(cfg: NanoConfig, state: dict[str, Tensor], folder: Path) ->
 def random_state(cfg: NanoConfig, seed: int) -> dict[str, Tensor]:
     """Return random weights in which nothing is zero or constant, so no mechanism is idle.
 
-    Embeddings and indexers share a direction: block scores then rarely tie at zero, where the choice
-    of blocks would be left to the order of a sort.
+    Embeddings and indexers share a direction: block scores then rarely tie at zero, where the
+    choice of blocks would be left to the order of a sort.
     """
     torch.manual_seed(seed)
     model = NanoModel(cfg)
@@ -163,11 +163,11 @@ def random_state(cfg: NanoConfig, seed: int) -> dict[str, Tensor]:
     with torch.no_grad():
         for name, value in model.named_parameters():
             if value.std(correction=0) == 0:
-                value += torch.randn_like(value) * 0.2
+                value.add_(torch.randn_like(value), alpha=0.2)
             if name == "embed_tokens.weight":
-                value += shared
+                value.add_(shared)
             elif name.endswith("index_qk_proj.weight"):
-                value += 2.0 * shared / shared.norm()
+                value.add_(2.0 * shared / shared.norm())
     return dict(model.state_dict())
 
 

@@ -1,10 +1,10 @@
 # ruff: noqa: N803 (shape suffixes)
 """The formulas of the architecture as plain functions for training on packed rows.
 
-Each function computes what the transformers implementation computes (a test compares them), without
-its Python loops. A row holds several documents; `pos` is a token's index in its document and `start`
-the row index where its document begins, a multiple of the indexer's block size. Shape letters:
-B rows, T tokens of a row, D hidden, S residual streams, H heads, E experts, N index blocks.
+Each function computes what the transformers implementation computes (a test compares them),
+without its Python loops. A row holds several documents; `pos` is a token's index in its document
+and `start` the row index where its document begins, a multiple of the indexer's block size. Shape
+letters: B rows, T tokens of a row, D hidden, S residual streams, H heads, E experts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _BASE = 16
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Apply `weight` in the dtype of `x`."""
-    return F.linear(x, weight.to(x.dtype))
+    out: Tensor = F.linear(x, weight.to(x.dtype))
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
     """Zero-centred RMS norm in fp32 over each of `groups` equal parts of the last axis."""
-    parts = x.float().unflatten(-1, (groups, -1))
+    parts: Tensor = x.float().unflatten(-1, (groups, -1))
     parts = parts * torch.rsqrt(parts.pow(2).mean(-1, keepdim=True) + EPS)
     return parts.flatten(-2) * (1.0 + weight.float())
 
@@ -101,7 +102,7 @@ def _diagonal_blocks(a: Tensor, size: int, row: int, column: int, step: int) -> 
     """Return blocks (row + step*i, column + step*i) of width `size` as [..., i, size, size]."""
     count = a.shape[-1] // size
     blocks = a.unflatten(-1, (count, size)).unflatten(-3, (count, size))
-    picked = blocks[..., row::step, :, column::step, :]
+    picked: Tensor = blocks[..., row::step, :, column::step, :]
     return picked.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
@@ -239,4 +240,5 @@ def ple(
     gated = torch.sigmoid(score) * linear(e_BTP, value).float().unsqueeze(2)
     normed = rms_norm(gated.flatten(2), norms[2], streams)
     mixed = F.silu(causal_conv(normed, conv, pos_BT, dilation))
-    return r_BTSD + gated + mixed.unflatten(-1, (streams, width))
+    out: Tensor = r_BTSD + gated + mixed.unflatten(-1, (streams, width))
+    return out

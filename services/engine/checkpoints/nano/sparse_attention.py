@@ -1,9 +1,9 @@
 # ruff: noqa: N803 (shape suffixes)
 """Block-selecting attention (QSA) over packed rows, and the losses that train its indexer.
 
-The choice of blocks passes no gradient. The indexer learns from the attention itself: the divergence
-between its scores and the attention mass of every visible block. Shape letters as in functional.py;
-N index blocks of a row.
+The choice of blocks passes no gradient. The indexer learns from the attention itself: from the
+divergence between its scores and the attention mass of every visible block. Shape letters as in
+functional.py; N index blocks of a row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def index_scores(
     sin: Tensor,
     shape: AttentionShape,
 ) -> tuple[Tensor, Tensor]:
-    """Return block scores [B, T, N] in fp32 and the greatest single-head product before the relu."""
+    """Return fp32 block scores [B, T, N] and the greatest single-head product before relu."""
     qk = linear(x_BTD, weight).unflatten(-1, (shape.index_heads + 1, shape.index_dim))
     q = rms_norm(qk[:, :, :-1], q_norm).transpose(1, 2)
     pooled = qk[:, :, -1].float().unflatten(1, (-1, shape.block)).mean(2)

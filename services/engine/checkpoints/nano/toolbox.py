@@ -183,7 +183,7 @@ def made_up_tool(rng: Random) -> Tool:
         tool_name = f"{rng.choice(_VERBS)}_{word(rng)}"
     else:
         tool_name = pseudo_word(rng, rng.choice((2, 3)))
-    parameters = []
+    parameters: list[Parameter] = []
     for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3))):
         kind, value = rng.choice(_TYPES)
         title = rng.choice(_NAMES) if rng.random() < 0.7 else pseudo_word(rng, 2)

@@ -257,12 +257,13 @@ def run(recipe: Recipe, output: Path, first: Path | None, compiled: bool) -> Non
     }
     began = time.monotonic()
     for select in (False, True):  # compile both forms of attention before the clock runs
-        sum(v for n, v in trainer.losses(server.take(), select).items()).backward()
+        torch.stack(list(trainer.losses(server.take(), select).values())).sum().backward()
         trainer.optimizer.zero_grad(set_to_none=True)
     trainer.score(sets["talk"], recipe.rows)
     _say(event="ready", setup_seconds=round(time.monotonic() - began, 1), device=str(device))
     begin = last_score = time.monotonic()
-    step, progress, sums = 0, 0.0, {}
+    step, progress = 0, 0.0
+    sums: dict[str, Tensor | float] = {}
     while progress < 1.0:
         now = time.monotonic()
         progress = (now - begin) / recipe.seconds

@@ -33,7 +33,7 @@ def is_held_out(*key: object) -> bool:
 def draw(split: Split, sample: Callable[[], T], key: Callable[[T], tuple[object, ...]]) -> T:
     """Call `sample` until its result lies on the wanted side of the split.
 
-    Raises `SplitExhaustedError` after 300 tries: a sampler with few values may have none on that side.
+    Raises `SplitExhaustedError` after 300 tries: a sampler of few values may have none there.
     """
     for _ in range(300):
         item = sample()
@@ -55,7 +55,8 @@ CITIES = (
 COLORS = "red blue green yellow black white brown grey pink purple beige silver golden".split()
 THINGS = (
     "car boat house book lamp chair table phone clock bag hat coat ring bike drum violin piano "
-    "camera garden horse dog cat bird fish cup plate mirror ladder basket kite tent box key map coin"
+    "camera garden horse dog cat bird fish cup plate mirror ladder basket kite tent box key map "
+    "coin"
 ).split()
 FOODS = (
     "tea coffee milk bread cheese rice soup pizza pasta apples pears plums grapes cherries honey "

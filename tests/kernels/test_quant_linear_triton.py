@@ -1,0 +1,208 @@
+"""The Triton kernels against the reference: in the interpreter on a CPU, and on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import backend
+from kernels.quant_linear import (
+    Fp8BlockMatrix,
+    Int4Matrix,
+    Matrix,
+    Mxfp4Matrix,
+    dequantize,
+    launch,
+    prepare,
+    tuning,
+)
+from kernels.quant_linear.launch import Workspace, quant_linear
+from kernels.quant_linear.tuning import Config
+
+DEVICE = "cpu" if backend.interpreted() else "cuda"
+# Against fp64 products of the same weights: fp32 sums; bf16 output; scale times weight in bf16.
+FP32_ERROR, BF16_ERROR, ROUNDED_ERROR = 1e-5, 2.5e-3, 4e-3
+MAX_INT = 2**31 - 1
+
+VECTOR = Config("vector", block_n=8, block_bytes=256, warps=1)
+MATRIX = Config("matrix", block_n=16, block_bytes=32, warps=4, block_m=16)
+
+
+def fp8(n: int, k: int, block: int = 128, scale: str = "float32") -> Fp8BlockMatrix:
+    codes = torch.randint(0, 255, (n, k), dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0
+    shape = (-(-n // block), -(-k // block))
+    if scale == "ue8m0":
+        return Fp8BlockMatrix(
+            codes, torch.randint(110, 122, shape, dtype=torch.uint8), block, block
+        )
+    values = torch.rand(shape) * 1e-2 + 1e-3
+    return Fp8BlockMatrix(codes, values.to(getattr(torch, scale)), block, block)
+
+
+def int4(n: int, k: int, group: int = 128, *, asymmetric: bool = False) -> Int4Matrix:
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scale = (torch.rand(n, k // group) * 0.01 + 0.002).bfloat16()
+    zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8) if asymmetric else None
+    return Int4Matrix(codes, scale, zero, group)
+
+
+def mxfp4(n: int, k: int) -> Mxfp4Matrix:
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    return Mxfp4Matrix(codes, torch.randint(110, 125, (n, k // 32), dtype=torch.uint8))
+
+
+FORMATS = {
+    "fp8": lambda n, k: fp8(n, k),
+    "fp8-bf16-scale": lambda n, k: fp8(n, k, scale="bfloat16"),
+    "fp8-ue8m0": lambda n, k: fp8(n, k, scale="ue8m0"),
+    "fp8-32x32-ue8m0": lambda n, k: fp8(n, k, 32, "ue8m0"),
+    "int4-g128": lambda n, k: int4(n, k),
+    "int4-g32": lambda n, k: int4(n, k, 32),
+    "int4-g128-zero": lambda n, k: int4(n, k, asymmetric=True),
+    "int4-g32-zero": lambda n, k: int4(n, k, 32, asymmetric=True),
+    "mxfp4": mxfp4,
+}
+
+
+def on_device(weight: Matrix) -> Matrix:
+    moved = {
+        name: getattr(weight, name).to(DEVICE)
+        for name in ("codes", "scale", "zero")
+        if getattr(weight, name, None) is not None
+    }
+    return replace(weight, **moved)
+
+
+def error(found: torch.Tensor, x: torch.Tensor, weight: Matrix) -> float:
+    exact = x.double() @ dequantize(weight).to(x.device).double().t()
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def run(
+    x: torch.Tensor,
+    weight: Matrix,
+    config: Config,
+    out_dtype: torch.dtype = torch.float32,
+    workspace: Workspace | None = None,
+) -> torch.Tensor:
+    shape = (x.shape[0], weight.out_features)
+    out = torch.full(shape, torch.nan, dtype=out_dtype, device=x.device)
+    return quant_linear(x, on_device(prepare(weight)), out, workspace, config)
+
+
+def activations(m: int, k: int) -> torch.Tensor:
+    return torch.randn(m, k).bfloat16().to(DEVICE)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("n", "k", "split"), [(8, 512, 1), (63, 640, 1), (65, 1024, 3), (1, 128, 2)])
+def test_vector_kernel_agrees_with_double_precision(name: str, n: int, k: int, split: int) -> None:
+    weight, x = FORMATS[name](n, k), activations(1, k)
+    found = run(x, weight, replace(VECTOR, split=split))
+    assert error(found, x, weight) < FP32_ERROR
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "split"),
+    [(1, 16, 128, 1), (17, 63, 384, 1), (3, 65, 640, 3), (64, 33, 256, 2)],
+)
+@pytest.mark.parametrize("scale_weight", [False, True])
+def test_matrix_kernel_agrees_with_double_precision(
+    name: str, m: int, n: int, k: int, split: int, scale_weight: bool
+) -> None:
+    weight, x = FORMATS[name](n, k), activations(m, k)
+    found = run(x, weight, replace(MATRIX, split=split, scale_weight=scale_weight))
+    assert error(found, x, weight) < ROUNDED_ERROR
+
+
+@pytest.mark.parametrize("config", [VECTOR, replace(MATRIX, block_bytes=64)], ids=["vector", "matrix"])
+@pytest.mark.parametrize("k", [1, 4, 60, 63, 130, 1000])
+def test_fp8_takes_any_number_of_inputs(config: Config, k: int) -> None:
+    weight, x = fp8(5, k), activations(1, k)
+    if not launch.layout_of(weight).suits_vector:
+        config = MATRIX
+    assert error(run(x, weight, config), x, weight) < FP32_ERROR
+
+
+@pytest.mark.parametrize("config", [VECTOR, MATRIX], ids=["vector", "matrix"])
+@pytest.mark.parametrize("name", ["fp8", "int4-g32", "int4-g32-zero", "mxfp4"])
+def test_every_code_in_every_place_is_exact(config: Config, name: str) -> None:
+    """One-hot rows of x pick single weights: all codes at all positions of a 32-k unit."""
+    weight = FORMATS[name](256, 128)
+    values = torch.arange(256, dtype=torch.uint8)
+    codes = torch.stack([values.roll(place) for place in range(weight.codes.shape[1])], 1)
+    if name == "fp8":
+        codes[(codes & 0x7F) == 0x7F] = 0x7E
+    scale = torch.full_like(weight.scale, 127 if weight.scale.dtype == torch.uint8 else 1.0)
+    weight = replace(weight, codes=codes.contiguous(), scale=scale)
+    expected = dequantize(weight)
+    for k in range(0, 128, 31 if config is VECTOR else 128):
+        rows = torch.eye(128)[k : k + 1] if config is VECTOR else torch.eye(128)
+        found = run(rows.bfloat16().to(DEVICE), weight, config)
+        assert torch.equal(found.cpu(), expected[:, k : k + len(rows)].t())
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_output_types(out_dtype: torch.dtype) -> None:
+    weight, x = int4(40, 256), activations(1, 256)
+    assert error(run(x, weight, VECTOR, out_dtype), x, weight) < BF16_ERROR
+
+
+def test_split_sums_are_repeatable_and_leave_the_counters_at_zero() -> None:
+    weight, x = mxfp4(48, 1024), activations(4, 1024)
+    config = replace(MATRIX, split=4)
+    partial, counters = launch.workspace_need(weight, 4, config)
+    workspace = Workspace(
+        torch.full((partial,), torch.nan, device=DEVICE),
+        torch.zeros(counters, dtype=torch.int32, device=DEVICE),
+    )
+    first = run(x, weight, config, workspace=workspace)
+    assert torch.equal(run(x, weight, config, workspace=workspace), first)
+    assert not workspace.counters.any()
+
+
+@pytest.mark.parametrize("target", backend.TARGETS)
+@pytest.mark.parametrize("weights", ["fp8", "int4", "mxfp4"])
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 65, 8192])
+def test_every_row_count_has_a_configuration(target: int, weights: str, rows: int) -> None:
+    config = tuning.select(target, weights, rows, 4096, vector=rows == 1)
+    assert config.kernel == ("vector" if rows == 1 else "matrix")
+    assert tuning.select(target, weights, rows, 4096, vector=False).kernel == "matrix"
+
+
+def test_unprepared_weights_are_refused() -> None:
+    with pytest.raises(AssertionError, match="prepare"):
+        quant_linear(activations(1, 128), on_device(int4(8, 128)), torch.empty(1, 8))
+
+
+def test_codes_that_kernels_misread_are_refused() -> None:
+    bad = fp8(4, 128)
+    bad.codes[0, 0] = 0xFF
+    with pytest.raises(ValueError, match="NaN"):
+        prepare(bad)
+    with pytest.raises(ValueError, match="e8m0"):
+        prepare(replace(mxfp4(4, 32), scale=torch.full((4, 1), 200, dtype=torch.uint8)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("m", [1, 7, 64, 300])
+def test_tuned_launch_in_a_replayed_graph(name: str, m: int) -> None:
+    weight = FORMATS[name](1000, 2048)
+    device_weight = on_device(prepare(weight))
+    x = activations(m, 2048)
+    out = torch.full((m, 1000), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    workspace = Workspace.allocate([device_weight], [m], x.device)
+    quant_linear(x, device_weight, out, workspace)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        quant_linear(x, device_weight, out, workspace)
+    for _ in range(2):
+        x.copy_(activations(m, 2048))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert error(out, x, weight) < ROUNDED_ERROR
