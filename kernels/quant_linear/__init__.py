@@ -66,10 +66,13 @@ def linear(
 
 def _plain(x_TK: torch.Tensor, weight: PlainMatrix, out_TN: torch.Tensor) -> torch.Tensor:
     """By the vendor's library, in the type of the weight."""
-    x = x_TK.to(weight.data.dtype)
-    if out_TN.dtype == weight.data.dtype:
-        return torch.mm(x, weight.data.t(), out=out_TN)
-    return out_TN.copy_(torch.mm(x, weight.data.t(), out_dtype=torch.float32))
+    data = weight.data
+    x = x_TK.to(data.dtype)
+    if out_TN.dtype == data.dtype:
+        return torch.mm(x, data.t(), out=out_TN)
+    if data.dtype == torch.float32:
+        return out_TN.copy_(torch.mm(x, data.t()))
+    return out_TN.copy_(torch.mm(x, data.t(), out_dtype=torch.float32))
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from kernels import backend
 from kernels.quant_linear import tuning
-from kernels.quant_linear.matrix import Fp8BlockMatrix, Int4Matrix, Matrix, Mxfp4Matrix
+from kernels.quant_linear.matrix import Fp8BlockMatrix, Int4Matrix, Mxfp4Matrix
 from kernels.quant_linear.triton import FP8, INT4, MXFP4, matrix_matrix, matrix_vector
 from kernels.quant_linear.tuning import Config
 

@@ -25,6 +25,7 @@ class Replay:
         self.choice = choice
         self.chunk = line.chunk
         self.delay_seconds = line.delay_seconds
+        self._aligned = line.aligned
         self.abandoned = False
         self.is_done = False
         self._sent = 0
@@ -46,6 +47,12 @@ class Replay:
         if len(tokens) < len(line.token_ids):
             self._reason = FinishReason.FINISH_REASON_LENGTH
         return tokens
+
+    def due_after(self, moment: float) -> float:
+        """When the chunk after the one of `moment` comes, seconds of the monotonic clock."""
+        if self._aligned:  # half a delay of tolerance: a step that was early is not given twice
+            return (round(moment / self.delay_seconds) + 1) * self.delay_seconds
+        return moment + self.delay_seconds
 
     def emit(self, update: RequestUpdate, chunks: int) -> int:
         """Add up to `chunks` chunks and, after the last, the end; returns the tokens added."""

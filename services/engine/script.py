@@ -1,9 +1,11 @@
 """The script of a scripted engine: JSON lines that say what to answer to which prompt.
 
 Each line is an object {"when": {"prompt_contains": str} | {}, "text": str | null,
-"token_ids": [int] | null, "chunk": int, "delay_ms": float, "finish_reason": "stop" | "length"};
-exactly one of text and token_ids is given. `chunk` tokens travel in a message, each `delay_ms`
-milliseconds after the one before. Left out: chunk 1, delay_ms 0, finish_reason stop, when {}.
+"token_ids": [int] | null, "chunk": int, "delay_ms": float, "aligned": bool,
+"finish_reason": "stop" | "length"}; exactly one of text and token_ids is given. `chunk` tokens
+travel in a message, each `delay_ms` milliseconds after the one before. With `aligned` they come at
+multiples of `delay_ms` of the monotonic clock, as the steps of a batch do: for all requests at the
+same moments. Left out: chunk 1, delay_ms 0, aligned false, finish_reason stop, when {}.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ REASONS = {
     "stop": FinishReason.FINISH_REASON_STOP,
     "length": FinishReason.FINISH_REASON_LENGTH,
 }
-KEYS = {"when", "text", "token_ids", "chunk", "delay_ms", "finish_reason"}
+KEYS = {"when", "text", "token_ids", "chunk", "delay_ms", "aligned", "finish_reason"}
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -36,6 +38,7 @@ class ScriptLine:
     token_ids: tuple[int, ...]
     chunk: int
     delay_seconds: float
+    aligned: bool
     finish_reason: FinishReason
 
 
@@ -90,6 +93,7 @@ def _parse_line(row: str, encode: Encode, vocab_size: int) -> ScriptLine:
         token_ids=_tokens(line, encode, vocab_size),
         chunk=_chunk(line.get("chunk", 1)),
         delay_seconds=_delay(line.get("delay_ms", 0.0)),
+        aligned=_flag(line, "aligned"),
         finish_reason=REASONS[reason],
     )
 
@@ -139,6 +143,13 @@ def _delay(value: object) -> float:
     if not number or not 0 <= value < math.inf:  # type: ignore[operator]
         raise ValueError(f"delay_ms is {value!r}; must be a number of at least 0")
     return float(value) / 1000  # type: ignore[arg-type]
+
+
+def _flag(line: dict[str, Any], key: str) -> bool:
+    value = line.get(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}; must be true or false")
+    return value
 
 
 def _is_integer(value: object) -> bool:

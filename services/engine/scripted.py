@@ -106,7 +106,7 @@ class ScriptedLink:
 
     def _schedule(self, replay: Replay, now: float) -> None:
         if replay.delay_seconds > 0 and not replay.is_done:
-            due = now + replay.delay_seconds
+            due = replay.due_after(now)
             heapq.heappush(self._timed, (due, next(self._order), replay))
         else:
             self._eager.append(replay)
@@ -150,7 +150,7 @@ class ScriptedLink:
                 continue
             self._emit(step.updates.add(handle=replay.handle), replay, 1)
             if not replay.is_done:
-                again = max(due + replay.delay_seconds, now)
+                again = max(replay.due_after(due), now)
                 heapq.heappush(self._timed, (again, next(self._order), replay))
 
     def _step_eager(self, step: CoreStep, listener: CoreListener) -> None:

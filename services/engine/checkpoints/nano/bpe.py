@@ -89,6 +89,7 @@ def tokenizer_config(cfg: NanoConfig) -> dict[str, object]:
 def write_tokenizer(cfg: NanoConfig, folder: Path) -> None:
     """Train the tokenizer and write tokenizer.json and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(cfg).save(str(folder / "tokenizer.json"))
+    text = train_tokenizer(cfg).to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(text + "\n", encoding="utf-8")
     text = json.dumps(tokenizer_config(cfg), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

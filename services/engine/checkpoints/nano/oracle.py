@@ -36,7 +36,8 @@ def oracle_state(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str
 def load_oracle(folder: Path) -> Qwen4ExpForCausalLM:
     """Return the transformers text model of a checkpoint folder, in fp32 on the CPU."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
-    model: Qwen4ExpForCausalLM = Qwen4ExpForCausalLM(Qwen4ExpTextConfig(**config | {"dtype": "float32"})).float()
+    text = Qwen4ExpTextConfig(**config | {"dtype": "float32"})
+    model: Qwen4ExpForCausalLM = Qwen4ExpForCausalLM(text).float()
     model.load_state_dict(oracle_state(dequantized(read_checkpoint(folder)), config))
     model.eval()
     return model
