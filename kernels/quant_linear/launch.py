@@ -65,9 +65,7 @@ def configuration(weight: QuantMatrix, rows: int, device: torch.device) -> Confi
     on_card = device.type == "cuda"
     target = backend.target(device.index or 0) if on_card else INTERPRETED_TARGET
     layout = layout_of(weight)
-    return tuning.select(
-        target, layout.name, rows, weight.out_features, vector=layout.suits_vector
-    )
+    return tuning.select(target, layout.name, rows, weight.out_features, vector=layout.suits_vector)
 
 
 @dataclass(frozen=True, slots=True)

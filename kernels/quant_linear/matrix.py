@@ -83,7 +83,9 @@ NIBBLE_UNIT = 32  # k that 16 bytes cover: the unit within which "halves" reorde
 def _check_nibbles(codes: torch.Tensor, group: int, scale: torch.Tensor) -> None:
     in_features = 2 * codes.shape[-1]
     if codes.dtype != torch.uint8 or in_features % NIBBLE_UNIT or group % NIBBLE_UNIT:
-        raise ValueError(f"codes {codes.dtype} with K {in_features} in groups of {group}: not bytes")
+        raise ValueError(
+            f"codes {codes.dtype} with K {in_features} in groups of {group}: not bytes"
+        )
     expected = (*codes.shape[:-1], in_features // group)
     if in_features % group or tuple(scale.shape) != expected:
         raise ValueError(f"scale {tuple(scale.shape)} does not fit {expected}")
@@ -121,7 +123,11 @@ class Int4Matrix:
     @property
     def nbytes(self) -> int:
         """Bytes that this matrix occupies."""
-        return self.codes.nbytes + self.scale.nbytes + (self.zero.nbytes if self.zero is not None else 0)
+        return (
+            self.codes.nbytes
+            + self.scale.nbytes
+            + (self.zero.nbytes if self.zero is not None else 0)
+        )
 
     def expert(self, index: int) -> Int4Matrix:
         """Matrix `index` of a stack [E, N, K]."""

@@ -50,9 +50,7 @@ class Row:
     config: Config
 
     def fits(self, weights: str, rows: int, outputs: int) -> bool:
-        return (
-            self.weights == weights and rows <= self.rows_up_to and outputs <= self.outputs_up_to
-        )
+        return self.weights == weights and rows <= self.rows_up_to and outputs <= self.outputs_up_to
 
 
 def parse_row(raw: dict[str, Any]) -> Row:

@@ -16,7 +16,9 @@ ROW_BYTES = 4096
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8"}
 
 
-def _layout(code: int, name: str, scale: torch.dtype, group: int, block_n: int, zero: bool) -> Layout:
+def _layout(
+    code: int, name: str, scale: torch.dtype, group: int, block_n: int, zero: bool
+) -> Layout:
     zeros = torch.empty(0, dtype=torch.uint8) if zero else None
     return Layout(code, name, torch.empty(0, dtype=scale), zeros, group, block_n, ROW_BYTES)
 
@@ -38,10 +40,10 @@ def variants(target: int) -> Iterator[Variant]:
     for row in tuning.rows_for(target):
         for layout in LAYOUTS:
             if layout.name == row.weights:
-                yield _variant(layout, row.config)
+                yield variant(layout, row.config)
 
 
-def _variant(layout: Layout, config: tuning.Config) -> Variant:
+def variant(layout: Layout, config: tuning.Config) -> Variant:
     vector = config.kernel == "vector"
     kernel = matrix_vector if vector else matrix_matrix
     constants = launch.vector_constants if vector else launch.matrix_constants

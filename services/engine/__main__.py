@@ -17,7 +17,7 @@ from services.engine.front import Front, FrontConfig
 from services.engine.link import CoreLink
 from services.engine.server import SERVICE_NAME, EngineServicer
 
-OPEN_ENDED = (f"/{SERVICE_NAME}/Load", f"/{SERVICE_NAME}/Drain")
+OPEN_ENDED = tuple(f"/{SERVICE_NAME}/{name}" for name in ("Load", "Drain", "GenerateMany"))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -77,8 +77,12 @@ class Front:
 
     # Requests
 
-    def open(self, request: GenerateRequest, seconds_left: float | None) -> TokenOutbox:
+    def open(
+        self, request: GenerateRequest, seconds_left: float | None, *, windowed: bool = False
+    ) -> TokenOutbox:
         """Check and submit `request`; whatever happens then, its outbox must be closed.
+
+        `windowed` is for a reader that acknowledges tokens (see TokenOutbox).
 
         Raises ServiceError: DRAINING, LOADING, QUEUE_FULL, or what `validate` raises.
         """
@@ -91,6 +95,7 @@ class Front:
             choices=request.n,
             prompt_tokens=prompt_tokens,
             merge=self._config.merge_tokens,
+            windowed=windowed,
         )
         self._link.submit(
             CoreSubmit(

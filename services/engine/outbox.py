@@ -2,13 +2,15 @@
 
 gRPC buffers hundreds of KiB for a stalled reader, which for tokens is no back-pressure at all, so
 the bound is kept here: while a message is being written, the tokens of later steps are merged
-into one pending chunk per choice.
+into one pending chunk per choice. On a call that many requests share, a reader says besides which
+tokens it took.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.engine_pb2 import Finished, GenerateResponse, Progress, TokenChunk
@@ -17,6 +19,7 @@ from warhorse.v1.tokenizer_pb2 import FinishReason
 from services.common.errors import ServiceError
 
 MAX_UNSENT_TOKENS = 4096
+WINDOW_TOKENS = 1024  # sent over a shared call and not yet taken by its reader
 STALL_SECONDS = 30.0
 PROGRESS_SECONDS = 4.0  # checked once a second, so a reader hears something every 5 seconds
 
@@ -26,6 +29,8 @@ class TokenOutbox:
 
     `handle` is the front's own number of the request, `client_id` the caller's name for it, which
     several live requests may share. With `merge` False every chunk stays a message of its own.
+    A reader with a call of its own awaits `next`; one that shares its call sets `on_news`, calls
+    `poll` and acknowledges tokens with `taken` (`windowed`).
     """
 
     def __init__(
@@ -36,7 +41,9 @@ class TokenOutbox:
         choices: int,
         prompt_tokens: int,
         merge: bool,
+        windowed: bool = False,
     ) -> None:
+        self.on_news: Callable[[], None] = self._wake
         self.handle = handle
         self.client_id = client_id
         self.prompt_tokens = prompt_tokens
@@ -46,6 +53,8 @@ class TokenOutbox:
         self.error: ServiceError | None = None
         self._accepted = False
         self._merge = merge
+        self._windowed = windowed
+        self._untaken = 0
         self._loop = asyncio.get_running_loop()
         self._queue: deque[GenerateResponse] = deque()
         self._pending: dict[int, TokenChunk] = {}  # choice -> its chunk at rest in the queue
@@ -72,7 +81,7 @@ class TokenOutbox:
             self._accepted = True
             self.prompt_done |= kind == "prompt_done"
             self._queue.append(event)
-        self._wake()
+        self.on_news()
 
     def _push_chunk(self, event: GenerateResponse) -> None:
         chunk = event.chunk
@@ -107,7 +116,7 @@ class TokenOutbox:
                 error=ErrorReason.ERROR_REASON_CANCELLED,
             )
             self._push_finished(GenerateResponse(finished=finished))
-        self._wake()
+        self.on_news()
 
     def fail(self, error: ServiceError) -> None:
         """End the stream with `error`; a write in flight is given up. Later calls do nothing."""
@@ -117,7 +126,7 @@ class TokenOutbox:
         self._queue.clear()
         self._pending.clear()
         self.unsent_tokens = 0
-        self._wake()
+        self.on_news()
         if self._writing_since is not None and self._writer is not None:
             self._writer.cancel()
 
@@ -131,20 +140,43 @@ class TokenOutbox:
         A message counts as written when its reader asks for the next one.
         """
         self._writing_since = None
-        while not self._queue:
-            if self.error is not None:
-                raise self.error
-            if not self._completion:
+        while (event := self.poll()) is None:
+            if self.ended:
                 return None
             self._waiter = self._loop.create_future()
             await self._waiter
             self._waiter = None
+        self._writing_since = self._last_event
+        return event
+
+    def poll(self) -> GenerateResponse | None:
+        """The next message if one may be sent now. Raises the stream's error."""
+        if not self._queue:
+            if self.error is not None:
+                raise self.error
+            return None
+        if self._windowed and self._untaken >= WINDOW_TOKENS:
+            self._writing_since = self._writing_since or self._loop.time()
+            return None
         event = self._queue.popleft()
         if event.HasField("chunk"):
-            self.unsent_tokens -= len(event.chunk.token_ids)
+            count = len(event.chunk.token_ids)
+            self.unsent_tokens -= count
+            self._untaken += count
             self._pending.pop(event.chunk.choice, None)
-        self._writing_since = self._last_event = self._loop.time()
+        self._last_event = self._loop.time()
         return event
+
+    def taken(self, tokens: int) -> None:
+        """The reader of a shared call used up so many tokens."""
+        self._untaken -= tokens
+        self._writing_since = None
+        self.on_news()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last message was handed out."""
+        return not self._queue and not self._completion
 
     def bind_writer(self, task: asyncio.Task[object] | None) -> None:
         """Name the task that reads and writes, so that `fail` can end a write that hangs."""
@@ -158,7 +190,7 @@ class TokenOutbox:
                 self.fail(_slow(f"the reader took nothing for {STALL_SECONDS:g} seconds"))
         elif self._is_silent_prefill and now - self._last_event > PROGRESS_SECONDS:
             self._queue.append(GenerateResponse(progress=self._progress))
-            self._wake()
+            self.on_news()
 
     @property
     def _is_silent_prefill(self) -> bool:

@@ -13,6 +13,7 @@ from services.common.describe import service_info
 from services.common.shm import region_counts
 from services.engine.front import Front
 from services.engine.outbox import TokenOutbox
+from services.engine.shared_call import serve_shared
 
 if TYPE_CHECKING:
     import grpc
@@ -46,6 +47,12 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             raise outbox.error from None
         finally:
             self._front.close(outbox)
+
+    async def GenerateMany(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: Context
+    ) -> None:
+        """Stream the events of many requests. The end of the call ends them all."""
+        await serve_shared(self._front, context)
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: Context

@@ -98,7 +98,9 @@ def activations(m: int, k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("n", "k", "split"), [(8, 512, 1), (63, 640, 1), (65, 1024, 3), (1, 128, 2)])
+@pytest.mark.parametrize(
+    ("n", "k", "split"), [(8, 512, 1), (63, 640, 1), (65, 1024, 3), (1, 128, 2)]
+)
 def test_vector_kernel_agrees_with_double_precision(name: str, n: int, k: int, split: int) -> None:
     weight, x = FORMATS[name](n, k), activations(1, k)
     found = run(x, weight, replace(VECTOR, split=split))
@@ -119,7 +121,9 @@ def test_matrix_kernel_agrees_with_double_precision(
     assert error(found, x, weight) < ROUNDED_ERROR
 
 
-@pytest.mark.parametrize("config", [VECTOR, replace(MATRIX, block_bytes=64)], ids=["vector", "matrix"])
+@pytest.mark.parametrize(
+    "config", [VECTOR, replace(MATRIX, block_bytes=64)], ids=["vector", "matrix"]
+)
 @pytest.mark.parametrize("k", [1, 4, 60, 63, 130, 1000])
 def test_fp8_takes_any_number_of_inputs(config: Config, k: int) -> None:
     weight, x = fp8(5, k), activations(1, k)

@@ -171,6 +171,48 @@ class GenerateResponse(_message.Message):
     finished: Finished
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., prompt_done: _Optional[_Union[PromptDone, _Mapping]] = ..., chunk: _Optional[_Union[TokenChunk, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
+class GenerateManyItem(_message.Message):
+    __slots__ = ("request", "open", "timeout_seconds", "drop", "taken")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    open: GenerateRequest
+    timeout_seconds: float
+    drop: bool
+    taken: int
+    def __init__(self, request: _Optional[int] = ..., open: _Optional[_Union[GenerateRequest, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., drop: _Optional[bool] = ..., taken: _Optional[int] = ...) -> None: ...
+
+class GenerateManyRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[GenerateManyItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[GenerateManyItem, _Mapping]]] = ...) -> None: ...
+
+class GenerateManyAnswer(_message.Message):
+    __slots__ = ("request", "events", "error", "error_message", "error_field", "retry_after_seconds")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    events: _containers.RepeatedCompositeFieldContainer[GenerateResponse]
+    error: _common_pb2.ErrorReason
+    error_message: str
+    error_field: str
+    retry_after_seconds: float
+    def __init__(self, request: _Optional[int] = ..., events: _Optional[_Iterable[_Union[GenerateResponse, _Mapping]]] = ..., error: _Optional[_Union[_common_pb2.ErrorReason, str]] = ..., error_message: _Optional[str] = ..., error_field: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+
+class GenerateManyResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[GenerateManyAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[GenerateManyAnswer, _Mapping]]] = ...) -> None: ...
+
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]

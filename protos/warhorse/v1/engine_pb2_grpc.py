@@ -40,6 +40,11 @@ class EngineServiceStub:
                 request_serializer=warhorse_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=warhorse_dot_v1_dot_engine__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/warhorse.v1.EngineService/GenerateMany',
+                request_serializer=warhorse_dot_v1_dot_engine__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=warhorse_dot_v1_dot_engine__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/warhorse.v1.EngineService/Abort',
                 request_serializer=warhorse_dot_v1_dot_engine__pb2.AbortRequest.SerializeToString,
@@ -73,6 +78,14 @@ class EngineServiceServicer:
 
     def Generate(self, request, context):
         """Cancelling the call cancels the request within one step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Generate for many requests over one call: what a gateway uses, because the cost of a message is
+        shared by all requests that have new tokens at the same moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +132,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=warhorse_dot_v1_dot_engine__pb2.GenerateRequest.FromString,
                     response_serializer=warhorse_dot_v1_dot_engine__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=warhorse_dot_v1_dot_engine__pb2.GenerateManyRequest.FromString,
+                    response_serializer=warhorse_dot_v1_dot_engine__pb2.GenerateManyResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -174,6 +192,33 @@ class EngineService:
             '/warhorse.v1.EngineService/Generate',
             warhorse_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
             warhorse_dot_v1_dot_engine__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/warhorse.v1.EngineService/GenerateMany',
+            warhorse_dot_v1_dot_engine__pb2.GenerateManyRequest.SerializeToString,
+            warhorse_dot_v1_dot_engine__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,1 @@
+"""Measured speed of the kernels, against ceilings and peers measured in the same run."""

@@ -1,0 +1,74 @@
+"""python -m kernels.bench: speed of the kernels on this machine's card.
+
+TRITON_OVERRIDE_ARCH=sm80 makes a newer card run Ampere's instructions. --table needs no card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kernels.bench import report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--table", action="store_true", help="remake docs/kernels.md and stop")
+    parser.add_argument("--tune", action="store_true", help="measure candidate configurations")
+    parser.add_argument(
+        "--select", type=Path, help="write tuned.json from the JSON of a --tune run and stop"
+    )
+    parser.add_argument("--rows", default="", help="rows of x, such as 1,16 (default: all)")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--no-peers", action="store_true", help="leave installed peers out")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile")
+    arguments = parser.parse_args()
+    if arguments.table:
+        report.write_page()
+        return 0
+    if arguments.select:
+        from kernels.bench import select
+
+        select.write_table(arguments.select)
+        return 0
+    result = _measure(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    import triton
+
+    from kernels.bench import ceilings, humming_peer, linear, linear_cases, tune
+
+    rows = tuple(map(int, arguments.rows.split(","))) if arguments.rows else linear_cases.ROWS
+    cases = [case for case in linear_cases.cases(rows) if arguments.only in case.name]
+    override = os.environ.get("TRITON_OVERRIDE_ARCH", "")
+    setting = f"TRITON_OVERRIDE_ARCH={override} " if override else ""
+    result = {
+        "card": torch.cuda.get_device_name(),
+        "path": f"{override} lowering" if override else "native lowering",
+        "command": setting + "python -m kernels.bench",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    torch.manual_seed(0)
+    if arguments.tune:
+        return result | {"rows": tune.tune(cases, arguments.workers)}
+    top = ceilings.measure()
+    print(top, flush=True)
+    peers = humming_peer.installed() and not arguments.no_peers
+    if peers:
+        humming_peer.follow_override()
+    return result | {"ceilings": top.as_dict(), "rows": linear.measure(cases, top, peers=peers)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

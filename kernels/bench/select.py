@@ -1,0 +1,77 @@
+"""From measured candidates to the table of tuned configurations."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kernels.aot.compile import compile_variant
+from kernels.backend import TARGETS
+from kernels.quant_linear.tuning import TABLE, Config, Row
+from kernels.quant_linear.variants import LAYOUTS, variant
+
+UNLIMITED = 2**31 - 1
+FOUND = (
+    "fastest candidate of `python -m kernels.bench --tune` on {card}, {path}, that compiles for "
+    "this target without spills in its hot loop and within its shared memory"
+)
+
+
+def write_table(results: Path) -> None:
+    """Rewrite tuned.json from the output of --tune; compiles for every target, needs no card."""
+    measured = json.loads(results.read_text())
+    found = FOUND.format(card=measured["card"], path=measured["path"])
+    jobs = [(target, measured["rows"]) for target in TARGETS]
+    # One process a target: Triton 3.6 keeps casts of the first target that it compiles for.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(jobs), mp_context=context, max_tasks_per_child=1) as pool:
+        tables = list(pool.map(_rows_of, jobs))
+    targets = {
+        f"sm{target}": {"found": found, "rows": rows}
+        for target, rows in zip(TARGETS, tables, strict=True)
+    }
+    TABLE.write_text(json.dumps({"targets": targets}, indent=1) + "\n")
+
+
+def _rows_of(job: tuple[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    target, measured = job
+    return [_fitting(target, *group) for group in _groups(measured)]
+
+
+def _groups(
+    measured: list[dict[str, Any]],
+) -> Iterator[tuple[str, int, int, list[dict[str, Any]]]]:
+    """(format, rows up to, outputs up to, candidates fastest first), in the table's order."""
+    keys = {
+        (m["case"].split()[0], m["rows"], int(m["case"].split()[1].split("x")[0])) for m in measured
+    }
+    for weights, rows, outputs in sorted(keys):
+        last_rows = rows == max(r for w, r, _ in keys if w == weights)
+        last_outputs = outputs == max(n for w, _, n in keys if w == weights)
+        name = f"{weights} {outputs}x"
+        chosen = [m for m in measured if m["case"].startswith(name) and m["rows"] == rows]
+        yield (
+            weights,
+            UNLIMITED if last_rows else rows,
+            UNLIMITED if last_outputs else outputs,
+            sorted(chosen, key=lambda m: m["us"]),
+        )
+
+
+def _fitting(
+    target: int, weights: str, rows: int, outputs: int, candidates: list[dict[str, Any]]
+) -> dict[str, Any]:
+    names = [field.name for field in fields(Config)]
+    layouts = [layout for layout in LAYOUTS if layout.name == weights]
+    for candidate in candidates:
+        values = {name: candidate[name] for name in names}
+        row = Row(weights, rows, outputs, Config(**values))
+        if not any(compile_variant(variant(l, row.config), target).problem for l in layouts):
+            limits = {"weights": weights, "rows_up_to": rows, "outputs_up_to": outputs}
+            return limits | values
+    raise RuntimeError(f"no candidate for {weights}, {rows} rows fits sm{target}")
