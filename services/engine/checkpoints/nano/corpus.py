@@ -83,7 +83,7 @@ def _padding_turns(rng: Random, count: int) -> list[Message]:
 def _held_out_one(task: str, rng: Random, out: Conversation) -> Conversation:
     if task == "tools":
         tools = declare(rng, rng.randint(1, 3))
-        if not any(tool.parameters for tool in tools):
+        if not any(p.asked for tool in tools for p in tool.parameters):
             raise SplitExhaustedError("no tool takes a parameter")
         out.tools = [tool.declaration(rng) for tool in tools]
         out.messages = tool_exchange(rng, Split.HELD_OUT, tools)

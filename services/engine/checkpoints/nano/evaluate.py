@@ -23,6 +23,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.qwen4_exp import Qwen4ExpForCausalLM
 
+from services.common.cli.base import say
 from services.engine.checkpoints.nano.config import MODEL_DIR, NanoConfig
 from services.engine.checkpoints.nano.conversation import Conversation, render
 from services.engine.checkpoints.nano.corpus import held_out
@@ -137,9 +138,7 @@ def evaluate(folder: Path, count: int, long_count: int) -> dict[str, Any]:
         for conversation in islice(held_out(task, SEED, thinking), prompts):
             judge.add(task, conversation, score)
         report[name] = score.report()
-        print(
-            json.dumps({name: report[name], "seconds": round(time.monotonic() - began)}), flush=True
-        )
+        say(json.dumps({name: report[name], "seconds": round(time.monotonic() - began)}))
     return report
 
 

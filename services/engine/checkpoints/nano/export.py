@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.common.cli.base import say
 from services.engine.checkpoints.nano.bpe import write_tokenizer
 from services.engine.checkpoints.nano.config import (
     MODEL_DIR,
@@ -183,7 +184,7 @@ def main() -> None:
     state = random_state(cfg, args.random) if args.weights is None else load_weights(args.weights)
     size = write_checkpoint(cfg, state, args.output)
     parameters = sum(v.numel() for v in state.values() if v.is_floating_point())
-    print(f"{args.output}: {parameters:,} parameters, {size:,} bytes of tensors")
+    say(f"{args.output}: {parameters:,} parameters, {size:,} bytes of tensors")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -25,12 +25,27 @@ Draw = Callable[[Random], Value]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: JSON type, description and how a value is drawn."""
+    """One parameter: JSON type, description and how a value is drawn.
+
+    `values` are the only ones allowed. A parameter that is not `asked` is declared, but no question
+    gives it a value, so that a call must leave it out.
+    """
 
     name: str
     type: str
     about: str
     draw: Draw
+    values: tuple[str, ...] = ()
+    asked: bool = True
+
+    def schema(self, rng: Random, described: bool) -> dict[str, Any]:
+        """Return its JSON schema."""
+        out: dict[str, Any] = {"type": self.type}
+        if described:
+            out["description"] = self.about
+        if self.values and rng.random() < 0.7:
+            out["enum"] = list(self.values)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +60,10 @@ class Tool:
     def declaration(self, rng: Random) -> dict[str, Any]:
         """Return the OpenAI tool object; optional fields and their order vary."""
         described = rng.random() < 0.7
-        properties = {
-            p.name: {"type": p.type, "description": p.about} if described else {"type": p.type}
-            for p in self.parameters
-        }
+        properties = {p.name: p.schema(rng, described) for p in self.parameters}
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if rng.random() < 0.8:
-            schema["required"] = [p.name for p in self.parameters]
+            schema["required"] = [p.name for p in self.parameters if p.asked]
         if rng.random() < 0.15:
             schema["additionalProperties"] = False
         function: dict[str, Any] = {"name": self.name}
@@ -89,8 +101,8 @@ def _boolean(rng: Random) -> bool:
     return rng.random() < 0.5
 
 
-def _of(*values: str) -> Draw:
-    return lambda rng: rng.choice(values)
+def _choice(title: str, about: str, *values: str) -> Parameter:
+    return Parameter(title, "string", about, lambda rng: rng.choice(values), values)
 
 
 EVERYDAY = (
@@ -101,7 +113,7 @@ EVERYDAY = (
           "Tell me the weather in {city}.", "What is the weather in {city} today?")),
     Tool("get_weather", "Get the weather forecast.",
          (Parameter("city", "string", "City", _city),
-          Parameter("unit", "string", "celsius or fahrenheit", _of("celsius", "fahrenheit"))),
+          _choice("unit", "celsius or fahrenheit", "celsius", "fahrenheit")),
          ("What is the weather in {city} in {unit}?", "Weather in {city}, in {unit}, please.")),
     Tool("get_weather", "Get the current weather.",
          (Parameter("location", "string", "The location", _city),),
@@ -135,7 +147,7 @@ EVERYDAY = (
          (Parameter("device", "string", "Device", lambda rng: rng.choice(THINGS)),),
          ("Turn on the {device}.", "Switch on the {device}.", "Please turn on the {device}.")),
     Tool("set_light", "Switch a light.",
-         (Parameter("room", "string", "Room", _of("kitchen", "hall", "office", "garage", "attic")),
+         (_choice("room", "Room", "kitchen", "hall", "office", "garage", "attic"),
           Parameter("on", "boolean", "On or off", _boolean)),
          ("Set the light in the {room} to {on}.", "Light in the {room}: {on}.")),
     Tool("book_table", "Book a table in a restaurant.",
@@ -198,6 +210,60 @@ def made_up_tool(rng: Random) -> Tool:
     return Tool(tool_name, about, tuple(parameters), (question,))
 
 
+_OTHER_NAMES = {
+    "city": "city_name town place location destination where",
+    "location": "city place region address where",
+    "query": "q text search_query question keywords",
+    "to": "recipient address email receiver",
+    "subject": "title topic headline",
+    "song": "title track song_name",
+    "path": "file filename file_path",
+    "item": "product article item_name",
+    "device": "name appliance device_name",
+    "a": "x first left number1",
+    "b": "y second right number2",
+}
+_NOT_ASKED = (
+    _choice("unit", "Unit", "celsius", "fahrenheit"),
+    _choice("units", "Units", "metric", "imperial"),
+    _choice("language", "Language", "en", "de", "fr"),
+    _choice("sort", "Order", "asc", "desc"),
+    _choice("mode", "Mode", "fast", "slow", "auto"),
+    Parameter("limit", "integer", "Number of results", _small),
+    Parameter("timeout", "integer", "Seconds", _small),
+    Parameter("verbose", "boolean", "More output", _boolean),
+    Parameter("note", "string", "Note", _text),
+)
+
+
+def _renamed(rng: Random, tool: Tool) -> Tool:
+    """Return the tool with other parameter names, which only its declaration tells."""
+    questions, parameters = tool.questions, list[Parameter]()
+    for p in tool.parameters:
+        known = _OTHER_NAMES.get(p.name, p.name).split()
+        title = rng.choice(known) if rng.random() < 0.7 else pseudo_word(rng, 2)
+        if any(title == other.name for other in (*parameters, *tool.parameters)):
+            title = p.name
+        questions = tuple(q.replace("{" + p.name + "}", "{" + title + "}") for q in questions)
+        parameters.append(replace(p, name=title))
+    return replace(tool, parameters=tuple(parameters), questions=questions)
+
+
+def _with_optional(rng: Random, tool: Tool) -> Tool:
+    """Return the tool with one or two further parameters that no question mentions."""
+    taken = {p.name for p in tool.parameters}
+    spare = [p for p in _NOT_ASKED if p.name not in taken]
+    parameters = [*tool.parameters]
+    for p in rng.sample(spare, rng.choice((1, 1, 2))):
+        # Mostly at the end. The others keep their order: it decides the split.
+        at = len(parameters) if rng.random() < 0.8 else rng.randint(0, len(parameters))
+        parameters.insert(at, replace(p, asked=False))
+    return replace(tool, parameters=tuple(parameters))
+
+
 def any_tool(rng: Random) -> Tool:
-    """Return an everyday tool or a made-up one."""
-    return rng.choice(EVERYDAY) if rng.random() < 0.45 else made_up_tool(rng)
+    """Return an everyday tool or a made-up one, often with a changed declaration."""
+    tool = rng.choice(EVERYDAY) if rng.random() < 0.5 else made_up_tool(rng)
+    if rng.random() < 0.4:
+        tool = _renamed(rng, tool)
+    return _with_optional(rng, tool) if rng.random() < 0.3 else tool

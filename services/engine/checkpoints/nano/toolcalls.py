@@ -26,9 +26,10 @@ def _shown(value: Value) -> str:
 
 def _ask(rng: Random, split: Split, tool: Tool) -> tuple[str, Call]:
     """Return a question and the call that answers it; the argument list decides the split."""
+    asked = [p for p in tool.parameters if p.asked]
     arguments = draw(
-        split if tool.parameters else Split.TRAIN,
-        lambda: {p.name: p.draw(rng) for p in tool.parameters},
+        split if asked else Split.TRAIN,
+        lambda: {p.name: p.draw(rng) for p in asked},
         lambda item: ("tool", tool.name, *item.values()) if item else ("tool", "none"),
     )
     question = rng.choice(tool.questions)
@@ -58,7 +59,7 @@ def _call_message(calls: tuple[Call, ...]) -> Message:
 
 def tool_exchange(rng: Random, split: Split, tools: list[Tool]) -> list[Message]:
     """Return a question for one of `tools`, the call and, at times, result and final answer."""
-    askable = [tool for tool in tools if tool.parameters or split is Split.TRAIN]
+    askable = [t for t in tools if any(p.asked for p in t.parameters) or split is Split.TRAIN]
     question, call = _ask(rng, split, rng.choice(askable))
     calls: tuple[Call, ...] = (call,)
     if split is Split.TRAIN and rng.random() < 0.1:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from services.common.cli.base import say
 from services.engine.checkpoints.nano.config import MODEL_DIR, NanoConfig
 from services.engine.checkpoints.nano.data import (
     DOCUMENT,
@@ -237,7 +238,7 @@ def _score_all(trainer: Trainer, sets: dict[str, Rows], batch: int) -> dict[str,
 
 
 def _say(**values: object) -> None:
-    print(json.dumps(values), flush=True)
+    say(json.dumps(values))
 
 
 def run(recipe: Recipe, output: Path, first: Path | None, compiled: bool) -> None:
