@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,12 +33,10 @@ def follow_override() -> None:
     override = os.environ.get("TRITON_OVERRIDE_ARCH", "")
     if not override:
         return
-    import humming.device
-    from humming.jit.runtime import KernelRuntime
-
+    runtime_class = import_module("humming.jit.runtime").KernelRuntime
     version = int(override.removeprefix("sm"))
     real = "".join(map(str, torch.cuda.get_device_capability()))
-    card = humming.device.DeviceInfo
+    card = import_module("humming.device").DeviceInfo
     card.sm_version = property(lambda _: version)
     card.sm_major = property(lambda _: version // 10)
     card.sm_minor = property(lambda _: version % 10)
@@ -46,32 +46,26 @@ def follow_override() -> None:
         runtime.sm_version = version
         runtime.sm_version_str = f"{real}a" if int(real) >= 90 else real
 
-    KernelRuntime.init_sm_version = init_sm_version
+    runtime_class.init_sm_version = init_sm_version
 
 
 def _schema(weights: str) -> Any:
-    from humming import dtypes
-    from humming.schema import HummingWeightSchema
-
+    dtypes = import_module("humming").dtypes
+    schema = import_module("humming.schema").HummingWeightSchema
     if weights == "fp8":
-        return HummingWeightSchema(
+        return schema(
             b_dtype=dtypes.float8e4m3, weight_scale_group_size=128, weight_scale_group_size_n=128
         )
     if weights == "int4":
-        return HummingWeightSchema(
-            b_dtype="uint4", bs_dtype=dtypes.bfloat16, weight_scale_group_size=128
-        )
-    return HummingWeightSchema(
-        b_dtype=dtypes.float4e2m1, bs_dtype=dtypes.float8e8m0, weight_scale_group_size=32
-    )
+        return schema(b_dtype="uint4", bs_dtype=dtypes.bfloat16, weight_scale_group_size=128)
+    return schema(b_dtype=dtypes.float4e2m1, bs_dtype=dtypes.float8e8m0, weight_scale_group_size=32)
 
 
 class Layer:
     """The matrices of one shape, repacked by the peer."""
 
     def __init__(self, shape: tuple[str, int, int], matrices: list[QuantMatrix]) -> None:
-        from humming.transform import prepare_and_transform_humming_tensors
-
+        transform = import_module("humming.transform").prepare_and_transform_humming_tensors
         weights, n, k = shape
         self._sets = []
         for matrix in matrices:
@@ -79,7 +73,7 @@ class Layer:
             if not isinstance(matrix, Fp8BlockMatrix | Int4Matrix):
                 scale = scale.view(torch.float8_e8m0fnu)
             raw = {"weight": matrix.codes.clone().view(torch.int32), "weight_scale": scale}
-            self._layer, tensors = prepare_and_transform_humming_tensors(
+            self._layer, tensors = transform(
                 raw, n, k, _schema(weights), torch_dtype=torch.bfloat16
             )
             self._sets.append(tensors)
@@ -87,10 +81,9 @@ class Layer:
 
     def calls(self, x: torch.Tensor, out: torch.Tensor) -> list[Callable[[], object]]:
         """One call a matrix, by the peer's own choice of tiles for this number of rows."""
-        from humming.forward import humming_forward
-        from humming.tune import get_heuristics_config
-
-        tiles = get_heuristics_config(self._layer, shape_m=len(x), gemm_type="dense")
+        forward = import_module("humming.forward").humming_forward
+        choose = import_module("humming.tune").get_heuristics_config
+        tiles = choose(self._layer, shape_m=len(x), gemm_type="dense")
         options = {
             "outputs": out,
             "locks": self._locks,
@@ -100,6 +93,6 @@ class Layer:
 
         def call(tensors: dict[str, torch.Tensor]) -> object:
             weight, scale = tensors["weight"], tensors["weight_scale"]
-            return humming_forward(self._layer, x, weight, scale, **options)
+            return forward(self._layer, x, weight, scale, **options)
 
-        return [lambda tensors=tensors: call(tensors) for tensors in self._sets]
+        return [partial(call, tensors) for tensors in self._sets]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def _row(
     error = checked(case, x, ready[0], dense, None)
     ours = time_ours(case, x, ready)
     out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device="cuda")
-    plain = time_calls([lambda w=w: torch.mm(x, w.t(), out=out) for w in library])
+    plain = time_calls([partial(torch.mm, x, w.t(), out=out) for w in library])
     floor = ceilings.floor_us(ready[0].nbytes, case.flops)
     config = configuration(ready[0], case.m, x.device)
     row = {
@@ -68,7 +69,7 @@ def _row(
 def time_ours(case: Case, x: torch.Tensor, ready: list[QuantMatrix], **options: Any) -> Time:
     out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device="cuda")
     workspace = Workspace.allocate(ready[:1], [case.m], x.device)
-    return time_calls([lambda w=w: quant_linear(x, w, out, workspace) for w in ready], **options)
+    return time_calls([partial(quant_linear, x, w, out, workspace) for w in ready], **options)
 
 
 def _peer_columns(

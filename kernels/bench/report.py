@@ -11,9 +11,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 HEAD = """# Speed of the kernels
 
-Made by `python -m kernels.bench --table` from `kernels/bench/results`. Each result file is one
-run of `python -m kernels.bench`: ceilings, our kernels, the vendor's library and peers in the same
-process on the same card. A row is kept only if its kernel's output was right in that run.
+Made by `python -m kernels.bench --table` from `kernels/bench/results`. A result file comes from
+`python -m kernels.bench`: ceilings, our kernels, the vendor's library and peers in one process on
+one card; where it was put together otherwise, its section says so. A run ends with an error at the
+first row whose output is wrong.
 
 Floor: the larger of the weights' bytes over the copy rate and the operations over the bf16 rate
 that plain Triton reaches on the same path. "% of floor" is floor over time. Times are medians of
@@ -22,10 +23,15 @@ the same shape by the vendor's library, on its own choice of instructions.
 """
 
 
+def page() -> str:
+    """The whole page."""
+    sections = [_section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    return "\n".join([HEAD, *sections])
+
+
 def write_page() -> None:
     """Rewrite docs/kernels.md."""
-    sections = [_section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
-    PAGE.write_text("\n".join([HEAD, *sections]))
+    PAGE.write_text(page())
 
 
 def _section(result: dict[str, Any]) -> str:
@@ -38,17 +44,21 @@ def _section(result: dict[str, Any]) -> str:
         f"{ceilings['mma_tflops']:.0f} TFLOP/s, by the library "
         f"{ceilings['library_tflops']:.0f} TFLOP/s.",
         "",
+        *([result["note"], ""] if "note" in result else []),
         "| weights | rows | us | floor us | % of floor | GB/s | TFLOP/s | error | peer us "
-        "| library us |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| peer % of floor | library us | run |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(lines + [_line(row) for row in result["rows"]] + [""])
 
 
 def _line(row: dict[str, Any]) -> str:
     peer = f"{row['peer']} {row['peer_us']:.1f}" if "peer_us" in row else "-"
+    error = f"{row['error']:.1e}" if "error" in row else f"< {row['error_below']:.1e}"
+    peer_share = f"{100 * row['peer_fraction']:.0f}" if "peer_us" in row else "-"
     return (
         f"| {row['case']} | {row['rows']} | {row['us']:.1f} | {row['floor_us']:.1f} "
         f"| {100 * row['fraction']:.0f} | {row['gbs']:.0f} | {row['tflops']:.0f} "
-        f"| {row['error']:.1e} | {peer} | {row['library_bf16_us']:.1f} |"
+        f"| {error} | {peer} | {peer_share} | {row['library_bf16_us']:.1f} "
+        f"| {row.get('run', '')} |"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
@@ -29,7 +30,9 @@ def write_table(results: Path) -> None:
     jobs = [(target, measured["rows"]) for target in TARGETS]
     # One process a target: Triton 3.6 keeps casts of the first target that it compiles for.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(jobs), mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(
+        min(len(jobs), os.cpu_count() or 1), mp_context=context, max_tasks_per_child=1
+    ) as pool:
         tables = list(pool.map(_rows_of, jobs))
     targets = {
         f"sm{target}": {"found": found, "rows": rows}
@@ -71,7 +74,9 @@ def _fitting(
     for candidate in candidates:
         values = {name: candidate[name] for name in names}
         row = Row(weights, rows, outputs, Config(**values))
-        if not any(compile_variant(variant(l, row.config), target).problem for l in layouts):
+        if not any(
+            compile_variant(variant(layout, row.config), target).problem for layout in layouts
+        ):
             limits = {"weights": weights, "rows_up_to": rows, "outputs_up_to": outputs}
             return limits | values
     raise RuntimeError(f"no candidate for {weights}, {rows} rows fits sm{target}")

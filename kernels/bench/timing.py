@@ -27,7 +27,8 @@ def elapsed(call: Call) -> float:
     call()
     end.record()
     torch.cuda.synchronize()
-    return 1e3 * start.elapsed_time(end)
+    milliseconds: float = start.elapsed_time(end)
+    return 1e3 * milliseconds
 
 
 def time_calls(calls: Sequence[Call], graph_us: float = 10_000.0, rounds: int = 11) -> Time:

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -24,24 +25,23 @@ def candidates(weights: str, rows: int) -> Iterator[Config]:
     """Configurations worth measuring; those that a card refuses fall out."""
     full = 128 if weights == "fp8" else 64
     if rows == 1:
-        shapes = ((1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
-        for (warps, block_n), split in product(shapes, (1, 2, 4)):
-            yield Config("vector", block_n, 512 * warps, warps, split=split)
+        # Warps side by side along K, each on 512 bytes of a row.
+        tiles = ((1, 8), (1, 16), (2, 8), (4, 4), (4, 8))
+        for (warps, block_n), split, stages in product(tiles, (1, 2, 4), (1, 3, 4)):
+            yield Config("vector", block_n, 512 * warps, warps, stages=stages, split=split)
     elif rows <= 16:
-        for block_n, stages, split in product((32, 64, 128), (3, 5), (1, 2, 4, 8)):
+        for block_n, stages, split in product((32, 64, 128), (3, 4), (1, 2, 4, 8)):
             yield Config("matrix", block_n, full, 4, 16, stages, split)
     elif rows <= 64:
-        for (block_n, warps), block_m, split in product(
-            ((64, 4), (128, 4), (128, 8)), (32, 64), (1, 2, 4)
-        ):
-            yield Config("matrix", block_n, full, warps, block_m, 3, split)
-            yield Config("matrix", block_n, full // 2, warps, block_m, 4, split, True)
+        for block_n, block_m, split in product((64, 128), (32, 64), (1, 2, 4)):
+            yield Config("matrix", block_n, full, 4, block_m, 3, split)
+            yield Config("matrix", block_n, full // 2, 4, block_m, 4, split, True)
     else:
-        for (block_m, block_n, warps), size, stages, scaled in product(
-            ((128, 128, 8), (64, 128, 4), (128, 64, 4), (64, 256, 8), (256, 64, 8)),
-            (full, full // 2), (3,), (True, False),
-        ):  # fmt: skip
-            yield Config("matrix", block_n, size, warps, block_m, stages, 1, scaled)
+        # A quarter of a group leaves registers for the largest tiles.
+        large = ((64, 128, 4, 2), (128, 128, 4, 4), (128, 256, 8, 4), (256, 128, 8, 4))
+        for (block_m, block_n, warps, part), stages in product(large, (3, 4)):
+            yield Config("matrix", block_n, full // part, warps, block_m, stages, 1, True)
+        yield Config("matrix", 128, full // 2, 4, 64, 3)
 
 
 def _precompile(job: tuple[str, int, Config]) -> str:
@@ -90,12 +90,12 @@ def _measure(
     rows = []
     for config in usable:
         checked(case, x, ready[0], dense, config)
-        partial, tiles = workspace_need(ready[0], case.m, config)
+        sums, tiles = workspace_need(ready[0], case.m, config)
         workspace = Workspace(
-            torch.empty(max(partial, 1), device="cuda"),
+            torch.empty(max(sums, 1), device="cuda"),
             torch.zeros(max(tiles, 1), dtype=torch.int32, device="cuda"),
         )
-        calls = [lambda w=w: quant_linear(x, w, out, workspace, config) for w in ready]  # noqa: B023
+        calls = [partial(quant_linear, x, w, out, workspace, config) for w in ready]
         time = time_calls(calls, GRAPH_US, ROUNDS)
         rows.append({"case": case.name, "rows": case.m, "us": time.microseconds, **asdict(config)})
     rows.sort(key=lambda row: row["us"])

@@ -13,27 +13,26 @@ import triton.language as tl
 
 
 @triton.jit
-def e4m3_of_word(word, I: tl.constexpr):
-    """Byte I, s eeee mmm, of an int32 word to e4m3 * 2^-120: its fields moved to those of fp32."""
-    return (((word << (24 - 8 * I)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
+def e4m3_of_word(word, PLACE: tl.constexpr):
+    """Byte PLACE, s eeee mmm, of an int32 word to e4m3 * 2^-120, by moving fields to fp32's."""
+    return (((word << (24 - 8 * PLACE)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def e2m1_of_word(word, I: tl.constexpr):
-    """Nibble I, s ee m, of an int32 word to e2m1 * 2^-126."""
-    return (((word << (28 - 4 * I)) >> 6) & -0x7E400000).to(tl.float32, bitcast=True)
+def e2m1_of_word(word, PLACE: tl.constexpr):
+    """Nibble PLACE, s ee m, of an int32 word to e2m1 * 2^-126."""
+    return (((word << (28 - 4 * PLACE)) >> 6) & -0x7E400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def u4_of_word(word, I: tl.constexpr):
-    """Nibble I, n, of an int32 word to n * 2^(4 (I mod 6) - 149).
+def u4_of_word(word, PLACE: tl.constexpr):
+    """Nibble PLACE, n, of an int32 word to n * 2^(4 (PLACE mod 6) - 149).
 
     fp32 bits below 2^24 count in units of 2^-149, so six nibbles need no shift.
     """
-    if I < 6:
-        bits = word & (15 << (4 * I))
-    else:
-        bits = (word >> 24) & (15 << (4 * (I - 6)))
+    if PLACE >= 6:
+        word = word >> 24
+    bits = word & (15 << (4 * (PLACE % 6)))
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -70,8 +69,11 @@ def e4m3_to_bf16(code, PTX: tl.constexpr):
 
 
 @triton.jit
-def e2m1_to_bf16(code, PTX: tl.constexpr):
-    """Byte of two codes (uint8) to (low, high) as e2m1 * 2^-126 in bf16; the scale holds 2^126."""
+def e2m1_to_bf16(code, scale, PTX: tl.constexpr):
+    """Byte of two codes (uint8) to (low, high) as e2m1 * 2^-126 * scale in bf16.
+
+    The scale is 2^126 times the true one, so the product is exact.
+    """
     if PTX:
         return tl.inline_asm_elementwise(
             asm="""{
@@ -94,9 +96,13 @@ def e2m1_to_bf16(code, PTX: tl.constexpr):
             shr.u32 $3, q, 6;
             and.b32 $3, $3, mask;
             lop3.b32 $3, $3, q, sign, 0xF8;
+            fma.rn.bf16x2 $0, $0, $5, sign;
+            fma.rn.bf16x2 $1, $1, $6, sign;
+            fma.rn.bf16x2 $2, $2, $5, sign;
+            fma.rn.bf16x2 $3, $3, $6, sign;
             }""",
-            constraints="=&r,=&r,=&r,=&r,r",
-            args=[code],
+            constraints="=&r,=&r,=&r,=&r,r,r,r",
+            args=[code, scale],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=4,
@@ -105,20 +111,23 @@ def e2m1_to_bf16(code, PTX: tl.constexpr):
         wide = code.to(tl.uint16)
         low = ((wide & 0x08) << 12) | ((wide & 0x07) << 6)
         high = ((wide & 0x80) << 8) | ((wide & 0x70) << 2)
-        return low.to(tl.bfloat16, bitcast=True), high.to(tl.bfloat16, bitcast=True)
+        low = low.to(tl.bfloat16, bitcast=True) * scale
+        return low, high.to(tl.bfloat16, bitcast=True) * scale
 
 
 @triton.jit
-def u4_to_bf16(code, PTX: tl.constexpr):
-    """Byte of two codes n (uint8) to (low, high) as n - 8 in bf16, exact: 128 + n less 136."""
+def u4_to_bf16(code, offset, PTX: tl.constexpr):
+    """Byte of two codes n (uint8) to (low, high) as 128 + n + offset in bf16, exact.
+
+    offset is -(128 + zero) in bf16.
+    """
     if PTX:
         return tl.inline_asm_elementwise(
             asm="""{
-            .reg .b32 p, q, mask, base, one, offset;
+            .reg .b32 p, q, mask, base, one;
             mov.b32 mask, 0x000F000F;
             mov.b32 base, 0x43004300;
             mov.b32 one, 0x3F803F80;
-            mov.b32 offset, 0xC308C308;
             prmt.b32 p, $4, 0, 0x4140;
             prmt.b32 q, $4, 0, 0x4342;
             lop3.b32 $0, p, mask, base, 0xEA;
@@ -127,18 +136,39 @@ def u4_to_bf16(code, PTX: tl.constexpr):
             shr.u32 q, q, 4;
             lop3.b32 $2, p, mask, base, 0xEA;
             lop3.b32 $3, q, mask, base, 0xEA;
-            fma.rn.bf16x2 $0, $0, one, offset;
-            fma.rn.bf16x2 $1, $1, one, offset;
-            fma.rn.bf16x2 $2, $2, one, offset;
-            fma.rn.bf16x2 $3, $3, one, offset;
+            fma.rn.bf16x2 $0, $0, one, $5;
+            fma.rn.bf16x2 $1, $1, one, $6;
+            fma.rn.bf16x2 $2, $2, one, $5;
+            fma.rn.bf16x2 $3, $3, one, $6;
             }""",
-            constraints="=&r,=&r,=&r,=&r,r",
-            args=[code],
+            constraints="=&r,=&r,=&r,=&r,r,r,r",
+            args=[code, offset],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=4,
         )
     else:
         wide = code.to(tl.int32)
-        low = ((wide & 15) - 8).to(tl.float32).to(tl.bfloat16)
-        return low, ((wide >> 4) - 8).to(tl.float32).to(tl.bfloat16)
+        zero = offset.to(tl.float32) + 128.0
+        low = ((wide & 15).to(tl.float32) + zero).to(tl.bfloat16)
+        return low, ((wide >> 4).to(tl.float32) + zero).to(tl.bfloat16)
+
+
+@triton.jit
+def times_bf16(pair, scale, PTX: tl.constexpr):
+    """pair * scale in bf16, two at a time: the compiler would take bf16 products apart on sm80."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 zero;
+            mov.b32 zero, 0x80008000;
+            fma.rn.bf16x2 $0, $1, $2, zero;
+            }""",
+            constraints="=r,r,r",
+            args=[pair, scale],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return pair * scale

@@ -153,6 +153,7 @@ def vector_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
         "BN": config.block_n,
         "BKB": config.block_bytes,
         "SPLIT": config.split,
+        "STAGES": config.stages,
     }
 
 

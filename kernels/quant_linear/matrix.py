@@ -95,8 +95,9 @@ def _check_nibbles(codes: torch.Tensor, group: int, scale: torch.Tensor) -> None
 class Int4Matrix:
     """Four-bit integers: value = (code - zero) * scale, code and zero in 0..15.
 
-    codes uint8 [..., N, K / 2], two a byte in `order`; scale bf16, fp16 or fp32 [..., N, K / group];
-    zero uint8 [..., N, K / group], or None where it is 8 throughout (symmetric).
+    codes uint8 [..., N, K / 2], two a byte in `order`; scale bf16, fp16 or fp32
+    [..., N, K / group]; zero uint8 of the scale's shape, or None where it is 8 throughout
+    (symmetric).
     """
 
     codes: torch.Tensor

@@ -27,8 +27,9 @@ def from_compressed_tensors(
 ) -> Int4Matrix:
     """An INT4 matrix of the "pack-quantized" format of compressed-tensors.
 
-    packed int32 [..., N, K / 8], code k in bits 4 (k mod 8) of word k / 8; scale [..., N, K / group];
-    zero_point int32 [..., ceil(N / 8), K / group], row n in bits 4 (n mod 8) of word n / 8, or None.
+    packed int32 [..., N, K / 8], code k in bits 4 (k mod 8) of word k / 8; scale
+    [..., N, K / group]; zero_point int32 [..., ceil(N / 8), K / group], row n in bits 4 (n mod 8)
+    of word n / 8, or None.
     """
     codes = packed.contiguous().view(torch.uint8)
     if zero_point is None:

@@ -15,6 +15,7 @@ from kernels.quant_linear.decode import (
     e2m1_to_bf16,
     e4m3_of_word,
     e4m3_to_bf16,
+    times_bf16,
     u4_of_word,
     u4_to_bf16,
 )
@@ -119,7 +120,7 @@ def matrix_vector(
     x, words, scales, zeros, y, partial, counters, N, K,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
     ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BKB: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y[N] = x[K] W^T in fp32 without tensor cores: bound by the bytes of W.
 
@@ -146,7 +147,7 @@ def matrix_vector(
     acc = tl.zeros((BN, U), tl.float32)
     steps = tl.cdiv(tl.cdiv(KB, BKB), SPLIT)
     first = split * steps
-    for step in range(first, tl.minimum(first + steps, tl.cdiv(KB, BKB))):
+    for step in tl.range(first, tl.minimum(first + steps, tl.cdiv(KB, BKB)), num_stages=STAGES):
         word_mask = row_mask[:, None]
         scale_mask = row_mask[:, None]
         group = (step * BKB + 16 * unit) // GROUP
@@ -236,7 +237,8 @@ def matrix_matrix(
             w = e4m3_to_bf16(q, PTX)
             at = scales + row_scales + kb // GROUP
             if SCALE_WEIGHT:
-                w = w * _weight_scale(at, column_mask, E8M0, 0)[:, None]
+                s = _weight_scale(at, column_mask, E8M0, 0)
+                w = times_bf16(w, tl.broadcast_to(s[:, None], (BN, BKB)), PTX)
                 acc = tl.dot(xs, tl.trans(w), acc)
             else:
                 s = _scale_fp32(at, column_mask, 0, 1.0, E8M0)
@@ -250,10 +252,6 @@ def matrix_matrix(
                 high_mask = row_mask & (k + 16 < K)[None, :]
             x_low = tl.load(row_x + k[None, :], mask=low_mask, other=0.0).to(tl.bfloat16)
             x_high = tl.load(row_x + (k + 16)[None, :], mask=high_mask, other=0.0).to(tl.bfloat16)
-            if FORMAT == MXFP4_:
-                low, high = e2m1_to_bf16(q, PTX)
-            else:
-                low, high = u4_to_bf16(q, PTX)
             GROUPS: tl.constexpr = BKB // GROUP if BKB > GROUP else 1
             SPAN: tl.constexpr = BKB // GROUPS
             g = kb // GROUP + tl.arange(0, GROUPS)
@@ -261,17 +259,25 @@ def matrix_matrix(
             at_mask = column_mask[:, None]
             if not EVEN:
                 at_mask = at_mask & (g < KG)[None, :]
-            if ASYMMETRIC:
-                z = tl.load(zeros + at, mask=at_mask, other=8).to(tl.int32) - 8
-                z = _spread(z.to(tl.float32).to(tl.bfloat16), BN, GROUPS, SPAN)
-                low = low - z
-                high = high - z
             if SCALE_WEIGHT:
                 SHIFT: tl.constexpr = 126 if FORMAT == MXFP4_ else 0
-                s = _weight_scale(scales + at, at_mask, E8M0, SHIFT)
-                s = _spread(s, BN, GROUPS, SPAN)
-                acc = tl.dot(x_low, tl.trans(low * s), acc)
-                acc = tl.dot(x_high, tl.trans(high * s), acc)
+                s = _spread(_weight_scale(scales + at, at_mask, E8M0, SHIFT), BN, GROUPS, SPAN)
+            if FORMAT == MXFP4_:
+                low, high = e2m1_to_bf16(q, s, PTX)
+            else:
+                if ASYMMETRIC:
+                    z = tl.load(zeros + at, mask=at_mask, other=8).to(tl.int32)
+                    offset = (-128 - z).to(tl.float32).to(tl.bfloat16)
+                    offset = _spread(offset, BN, GROUPS, SPAN)
+                else:
+                    offset = tl.full((BN, BKB), -136.0, tl.float32).to(tl.bfloat16)
+                low, high = u4_to_bf16(q, offset, PTX)
+                if SCALE_WEIGHT:
+                    low = times_bf16(low, s, PTX)
+                    high = times_bf16(high, s, PTX)
+            if SCALE_WEIGHT:
+                acc = tl.dot(x_low, tl.trans(low), acc)
+                acc = tl.dot(x_high, tl.trans(high), acc)
             else:
                 s = _scale_fp32(scales + row_scales + kb // GROUP, column_mask, 0, 1.0, E8M0)
                 part = tl.dot(x_low, tl.trans(low))

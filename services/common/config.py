@@ -62,6 +62,33 @@ def parse_config(
         return _fail(parser, error)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as a reader of documentation sees it."""
+
+    flag: str
+    variable: str
+    accepts: str  # in words
+    default: str  # "required" where there is none
+    text: str
+
+
+def settings_of(cls: type[DataclassInstance]) -> list[Setting]:
+    """Every setting of a configuration, in the order of its fields."""
+    hints = type_hints(cls)
+    return [
+        Setting(
+            flag=flag_name(field.name),
+            variable=env_name(field.name),
+            accepts=_range_text(field, hints[field.name]),
+            default="required" if _is_required(field) else _default_words(field),
+            text=field.metadata.get("help", ""),
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    ]
+
+
 def _fail(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
     parser.error(str(error))
 
@@ -94,11 +121,13 @@ def _help_text(field: dataclasses.Field[Any], hint: Any) -> str:
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
-    if _is_required(field):
-        return "(required)"
+    return "(required)" if _is_required(field) else f"(default: {_default_words(field)})"
+
+
+def _default_words(field: dataclasses.Field[Any]) -> str:
     value = _default(field)
     shown = ",".join(value) if isinstance(value, tuple) else value
-    return f"(default: {shown if shown != '' else 'empty'})"
+    return str(shown) if shown != "" else "empty"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

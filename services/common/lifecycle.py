@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -27,6 +28,7 @@ def run(
     """
     setup_logging(service, log_level)
     faulthandler.enable()
+    settle_heap()
     try:
         asyncio.run(main())
     except StartupError as error:
@@ -38,3 +40,13 @@ def run(
         _log.critical("the service failed", exc_info=True)
         return EXIT_FAILED
     return 0
+
+
+def settle_heap() -> None:
+    """Exempt what exists now from garbage collection; call it when a service has been set up.
+
+    Modules, classes and schemas live as long as the process, and every full collection would walk
+    all of them, which takes tens of milliseconds in the middle of a stream.
+    """
+    gc.collect()
+    gc.freeze()

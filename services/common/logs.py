@@ -8,7 +8,9 @@ import os
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="")
 

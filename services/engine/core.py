@@ -13,7 +13,7 @@ from services.engine.cache.external import ExternalStore
 from services.engine.cache.manager import CacheManager
 from services.engine.cache.mover import PageMover
 from services.engine.cache.sizing import check_groups, pool_sizes
-from services.engine.cache.spec import allocate_pools
+from services.engine.cache.spec import CachePools, allocate_pools
 from services.engine.config import CoreConfig
 from services.engine.models.base import StageModel
 from services.engine.runtime.executor import LocalExecutor
@@ -27,6 +27,8 @@ from services.engine.scheduler.sequence import Phase
 from services.engine.scheduler.settle import Settler
 from services.engine.scheduler.state import SchedulerState
 from services.engine.scheduler.transfers import Transfers
+
+ExecutorFactory = Callable[[StageModel, CachePools, TableSource | None, torch.device], Executor]
 
 
 class EngineCore:
@@ -45,11 +47,13 @@ class EngineCore:
         store: ExternalStore | None = None,
         *,
         drafts: DraftSource | None = None,
+        make_executor: ExecutorFactory = LocalExecutor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocates the pools. Raises ValueError where a group or the sizes do not fit.
 
-        `max_model_len` beyond the model's positions is refused too.
+        `max_model_len` beyond the model's positions is refused too. `make_executor` is where ranks
+        and stages come in: whatever it returns gets every plan, in order.
         """
         _check_model(model, config, tables)
         sizes = pool_sizes(model.groups, config)
@@ -63,7 +67,7 @@ class EngineCore:
         self._admission = Admission(self._state, model.vocab_size)
         context = 0 if model.ngram is None else model.ngram.context_tokens
         self._planner = Planner(self._state, context, drafts)
-        self._executor: Executor = LocalExecutor(model, pools, tables, device)
+        self._executor = make_executor(model, pools, tables, device)
         self._transfers = Transfers(self._state, store)
         self._settler = Settler(self._state, self._transfers.keep)
         self._stalled = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-LogLevel = Literal["debug", "info", "warning", "error"]
+from services.common.logs import LogLevel
 
 
 def _help(text: str, **limits: float) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
 
 async def _pump(outbox: TokenOutbox, context: Context) -> None:
+    # By itself: the library cannot end a call whose first write, which would carry it, is given up.
+    await context.send_initial_metadata(())
     outbox.bind_writer(asyncio.current_task())
     while (event := await outbox.next()) is not None:
         await context.write(event)

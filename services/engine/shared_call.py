@@ -66,8 +66,9 @@ class SharedCall:
         self._mark(number)
 
     def _mark(self, number: int) -> None:
-        self._dirty[number] = None
-        self._news.set()
+        if number in self._outboxes or number in self._refused:
+            self._dirty[number] = None
+            self._news.set()
 
     def _forget(self, number: int) -> TokenOutbox | None:
         if timer := self._timers.pop(number, None):

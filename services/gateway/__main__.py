@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 
 from services.common.config import parse_config
+from services.common.lifecycle import settle_heap
 from services.common.logs import setup_logging
 from services.gateway.app import create_app
 from services.gateway.config import GatewayConfig
+from services.gateway.http_protocol import BoundedHttpProtocol
 
 logger = logging.getLogger("services.gateway")
 
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with listen(config) as server_socket:
         host, port = server_socket.getsockname()[:2]
         logger.info("listening on http://%s:%d", host, port)
+        settle_heap()
         server(config).run(sockets=[server_socket])
     return 0
 
@@ -60,7 +63,7 @@ def server(config: GatewayConfig) -> GatewayServer:
             app,
             factory=True,
             loop="uvloop",
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.errors import SCHEMA, ApiError, shorten
 from services.gateway.unsupported import Harmless, refuse_unsupported
@@ -46,11 +46,14 @@ async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        pieces.append(piece)
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise ApiError(400, SCHEMA, "The connection closed before the body's end.") from None
     return b"".join(pieces)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from warhorse.v1 import engine_pb2, tokenizer_pb2
@@ -13,7 +12,7 @@ from services.gateway.outbox import Outbox
 from services.gateway.plan import GenerationPlan
 from services.gateway.replay import ReplayFilter
 
-MAX_PENDING = 4096
+MAX_PENDING = 4096  # tokens that wait to be parsed; the engine holds back what comes after them
 
 FINISH_NAMES = {
     tokenizer_pb2.FINISH_REASON_STOP: "stop",
@@ -37,8 +36,14 @@ class Choice:
     """
 
     def __init__(
-        self, plan: GenerationPlan, index: int, outbox: Outbox, on_change: Callable[[], None]
+        self,
+        plan: GenerationPlan,
+        index: int,
+        outbox: Outbox,
+        on_change: Callable[[], None],
+        on_taken: Callable[[int], None],
     ) -> None:
+        """`on_taken` is told how many more tokens need no room at the engine any longer."""
         self.index = index
         self.delivered = 0
         self.reasoning_tokens = 0
@@ -51,12 +56,13 @@ class Choice:
         self._plan = plan
         self._outbox = outbox
         self._on_change = on_change
+        self._on_taken = on_taken
         self._tokens: list[int] = []
         self._logprobs: list[engine_pb2.TokenLogprob] = []  # of tokens not yet delivered
         self._sent = 0
         self._answered = 0
+        self._taken = 0
         self._filter = ReplayFilter()
-        self._room = asyncio.Event()
         self._stop_string: str | None = None
         self._engine_finish: engine_pb2.Finished | None = None
         self._finish_sent = False
@@ -71,23 +77,17 @@ class Choice:
         """Whether the engine itself ended this choice."""
         return self._engine_finish is not None
 
-    async def submit(
-        self, token_ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprob]
-    ) -> None:
-        """Add tokens; blocks while too many wait to be parsed."""
+    def submit(self, token_ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprob]) -> None:
+        """Add tokens; they are acknowledged at once unless too many wait to be parsed."""
         if self._stop_string is not None:
+            self._on_taken(len(token_ids))
             return
         self._tokens.extend(token_ids)
         if logprobs:
             self._logprobs.extend(logprobs)
+        if len(self._tokens) - self._sent < MAX_PENDING:
+            self._take()
         self.wake()
-        while len(self._tokens) - self._sent >= MAX_PENDING and self._goes_on:
-            self._room.clear()
-            await self._room.wait()
-
-    @property
-    def _goes_on(self) -> bool:
-        return self.error is None and self._stop_string is None
 
     def finish(self, finished: engine_pb2.Finished) -> None:
         """The engine ended this choice."""
@@ -116,17 +116,23 @@ class Choice:
         ready = len(self._tokens) - self._sent
         last = not self.needs_engine
         if ready:
-            if not last and self._sent and ready < self._plan.stream_interval:
+            if not last and self._sent and ready < min(self._plan.stream_interval, MAX_PENDING):
                 return None
             tokens = tokenizer_pb2.ParseTokens(token_ids=self._tokens[self._sent :])
             self._sent = len(self._tokens)
-            self._room.set()
+            self._take()
             return tokenizer_pb2.ParseRequest(tokens=tokens)
         if not last:
             return None
         self._finish_sent = True
         finish = tokenizer_pb2.ParseFinish(reason=self._engine_reason())
         return tokenizer_pb2.ParseRequest(finish=finish)
+
+    def _take(self) -> None:
+        """Acknowledge all tokens that came."""
+        if len(self._tokens) > self._taken:
+            self._on_taken(len(self._tokens) - self._taken)
+            self._taken = len(self._tokens)
 
     def settle(self, answer: tokenizer_pb2.ParseResponse) -> None:
         """Pass on what the answer to the outstanding event brought."""
@@ -151,7 +157,6 @@ class Choice:
         """Nothing more will be parsed."""
         if not self.ended and self.error is None:
             self.error = error
-            self._room.set()
             self._on_change()
 
     def _deliver(self, update: Update, fresh: int) -> None:
@@ -170,9 +175,9 @@ class Choice:
     def _stop(self, index: int) -> None:
         """A stop string was found: no later token counts."""
         self._stop_string = self._plan.parse.stop[index]
+        self._take()
         del self._tokens[self.delivered :]
         self._sent = self._answered = self.delivered
-        self._room.set()
         self._on_change()
 
     def _end(self, reason: tokenizer_pb2.FinishReason) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from services.common.logs import LogLevel
+
 
 def _help(text: str, low: float | None = None, high: float | None = None) -> dict[str, Any]:
     bounds = {"min": low, "max": high}
@@ -84,9 +86,7 @@ class GatewayConfig:
     shutdown_timeout: float = field(
         default=30.0, metadata=_help("seconds that running requests get after SIGTERM", 0)
     )
-    log_level: Literal["debug", "info", "warning", "error"] = field(
-        default="info", metadata=_help("least severe level that is logged")
-    )
+    log_level: LogLevel = field(default="info", metadata=_help("least severe level that is logged"))
 
     def __post_init__(self) -> None:
         _json_object("override_generation_config", self.override_generation_config)

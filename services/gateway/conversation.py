@@ -37,7 +37,7 @@ def render_request(
     rendering.add_generation_prompt = _generation_prompt(request)
     _set_thinking(request, kwargs, rendering)
     if kwargs:
-        rendering.template_kwargs_json = orjson.dumps(kwargs).decode()
+        rendering.template_kwargs_json = _json_text(kwargs, "chat_template_kwargs")
     return rendering
 
 
@@ -60,7 +60,7 @@ def tool_choice(request: ChatRequest) -> tokenizer_pb2.ToolChoice:
 
 def tool_messages(request: ChatRequest) -> list[tokenizer_pb2.Tool]:
     """The declared tools."""
-    return [_tool(tool) for tool in request.tools or ()]
+    return [_tool(f"tools.{i}.function", tool) for i, tool in enumerate(request.tools or ())]
 
 
 def text_bytes(request: ChatRequest) -> int:
@@ -70,16 +70,24 @@ def text_bytes(request: ChatRequest) -> int:
     )
 
 
-def _tool(tool: ToolDefinition) -> tokenizer_pb2.Tool:
+def _tool(path: str, tool: ToolDefinition) -> tokenizer_pb2.Tool:
     function = tool.function
     result = tokenizer_pb2.Tool(name=function.name)
     if function.description is not None:
         result.description = function.description
     if function.parameters is not None:
-        result.parameters_json = orjson.dumps(function.parameters).decode()
+        result.parameters_json = _json_text(function.parameters, f"{path}.parameters")
     if function.strict is not None:
         result.strict = function.strict
     return result
+
+
+def _json_text(value: Mapping[str, Any], param: str) -> str:
+    """`value` as JSON. The reader of bodies allows deeper nesting than the writer does."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise bad_request(f"`{param}` is nested too deeply.", param) from None
 
 
 def _message(index: int, message: Message) -> tokenizer_pb2.ChatMessage:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from warhorse.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.grpc_client import connect
+from services.gateway.engine_hub import EngineHub
 from services.gateway.peers import DESCRIBE_SECONDS, PeerSet
 
 
@@ -20,6 +21,7 @@ class EnginePeer:
         self.index = index
         self.channel = connect(target)
         self.stub = engine_pb2_grpc.EngineServiceStub(self.channel)
+        self.hub = EngineHub(self.stub)
         self.inflight = 0
         self.info = engine_pb2.DescribeEngineResponse()
         self.load = engine_pb2.LoadResponse()
@@ -41,6 +43,12 @@ class Engines:
     def __init__(self, targets: Sequence[str], wait_seconds: float) -> None:
         peers = [EnginePeer(target, i) for i, target in enumerate(targets)]
         self.set = PeerSet(peers, "engine", wait_seconds)
+
+    async def stop(self) -> None:
+        """End all calls and close the channels."""
+        for peer in self.set.peers:
+            await peer.hub.close()
+        await self.set.stop()
 
     @property
     def info(self) -> engine_pb2.DescribeEngineResponse | None:

@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from warhorse.v1 import common_pb2, engine_pb2, tokenizer_pb2
 
 from services.common.errors import ServiceError
-from services.common.grpc_client import request_metadata
-from services.gateway.calls import TokenizerLostError, is_lost, read
+from services.gateway.calls import TokenizerLostError, is_lost
 from services.gateway.choice import Choice
+from services.gateway.engine_hub import EngineRequest
 from services.gateway.engines import EnginePeer, Engines
 from services.gateway.events import PromptReport, Usage
 from services.gateway.outbox import Outbox
@@ -40,7 +40,8 @@ class Generation:
         self._tokenizers = tokenizers
         self._outbox = outbox
         self._choices: list[Choice] = []
-        self._call: Any = None
+        self._call: EngineRequest | None = None
+        self._failure: ServiceError | None = None  # of the engine
         self._done = asyncio.Event()
         self._started = False  # the engine accepted the prompt and began to compute it
         self._full: list[EnginePeer] = []
@@ -90,39 +91,31 @@ class Generation:
 
     async def _attempt(self, engine: EnginePeer) -> None:
         self._started = False
+        self._failure = None
         self.report = PromptReport()
         self._done = asyncio.Event()
+        self._call = call = engine.hub.open(self.plan.request, self.plan.deadline_seconds, self)
         self._choices = [
-            Choice(self.plan, i, self._outbox, self._on_change) for i in self.plan.choices
+            Choice(self.plan, i, self._outbox, self._on_change, call.taken)
+            for i in self.plan.choices
         ]
-        self._call = engine.stub.Generate(
-            self.plan.request, timeout=self.plan.deadline_seconds, metadata=request_metadata()
-        )
         engine.inflight += 1
         try:
             for choice in self._choices:
                 await self._tokenizers.attach(choice)
-            await self._read()
             await self._done.wait()
             self._raise_failure()
         finally:
             engine.inflight -= 1
-            self._call.cancel()
+            call.drop()
             for choice in self._choices:
                 self._tokenizers.detach(choice)
 
-    async def _read(self) -> None:
-        """Read the engine's stream to its end, or until no choice needs it."""
-        try:
-            while (response := await read(self._call)) is not None:
-                await self._handle(response)
-        except ServiceError:
-            self._raise_failure()
-            if self._needs_engine():
-                raise
+    def on_failure(self, error: ServiceError) -> None:
+        """The engine's stream broke, which matters as long as a choice needs it."""
         if self._needs_engine():
-            reason = common_pb2.ERROR_REASON_ENGINE_LOST
-            raise ServiceError(reason, "The engine ended the stream early.")
+            self._failure = error
+            self._done.set()
 
     def wake(self) -> None:
         """The client took what it had: its choices may go on."""
@@ -133,21 +126,24 @@ class Generation:
         for choice in self._choices:
             if choice.error is not None:
                 raise choice.error
+        if self._failure is not None:
+            raise self._failure
 
-    async def _handle(self, response: engine_pb2.GenerateResponse) -> None:
+    def on_event(self, response: engine_pb2.GenerateResponse) -> None:
+        """The engine's next event."""
         event = response.WhichOneof("event")
         if event == "chunk":
             chunk = response.chunk
-            await self._choices[chunk.choice].submit(chunk.token_ids, chunk.logprobs)
+            self._choices[chunk.choice].submit(chunk.token_ids, chunk.logprobs)
         elif event == "finished":
-            await self._finish(response.finished)
+            self._finish(response.finished)
         elif event == "prompt_done":
             done = response.prompt_done
             self.report = PromptReport(done.cached_tokens, list(done.prompt_logprobs))
         elif event == "accepted":
             self._started = True
 
-    async def _finish(self, finished: engine_pb2.Finished) -> None:
+    def _finish(self, finished: engine_pb2.Finished) -> None:
         if finished.reason == tokenizer_pb2.FINISH_REASON_ERROR:
             reason = finished.error or common_pb2.ERROR_REASON_INTERNAL
             raise ServiceError(reason, finished.error_message or "The engine failed.")
@@ -166,7 +162,11 @@ class Generation:
             self._done.set()
         stopped = not self._needs_engine() and not all(c.engine_finished for c in self._choices)
         if failed or stopped:
-            self._call.cancel()
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._call is not None:
+            self._call.drop()
 
 
 class EventStream:

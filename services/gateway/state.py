@@ -54,7 +54,7 @@ class GatewayState:
 
     async def stop(self) -> None:
         """Close the channels."""
-        await self.engines.set.stop()
+        await self.engines.stop()
         await self.tokenizers.stop()
 
     @property

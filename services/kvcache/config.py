@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.logs import LogLevel
 from services.kvcache.storage import EvictionPolicyName, StorageConfig
 
 GIB = 1 << 30
@@ -35,7 +36,7 @@ class KvCacheConfig:
     eviction_ratio: float = field(
         default=0.2, metadata={"help": "Part of the objects that a background eviction drops"}
     )
-    grace_seconds: float = field(
+    reservation_grace_seconds: float = field(
         default=10.0,
         metadata={"help": "Time before slots that a lost client has reserved are freed", "min": 0},
     )
@@ -43,7 +44,9 @@ class KvCacheConfig:
         default=15.0,
         metadata={"help": "A session without a ping for this long is closed", "min": 0.1},
     )
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_level: LogLevel = field(
+        default="info", metadata={"help": "Least severe level that is logged"}
+    )
 
     def __post_init__(self) -> None:
         if self.arena_bytes < 16 * self.storage.align_bytes:

@@ -43,7 +43,7 @@ def _build(config: KvCacheConfig, cleanup: ExitStack) -> KvCacheServicer:
     store = KvStore(
         lambda removed: ArenaStorage(arena, config.storage, removed),
         generation,
-        config.grace_seconds,
+        config.reservation_grace_seconds,
     )
     cleanup.callback(store.close)
     return KvCacheServicer(store, identity, config.silence_seconds)

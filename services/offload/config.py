@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.logs import LogLevel
+
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
@@ -23,7 +25,9 @@ class OffloadConfig:
             "from the page cache; none means <run-dir>/offload"
         },
     )
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_level: LogLevel = field(
+        default="info", metadata={"help": "Least severe level that is logged"}
+    )
 
     @property
     def tables(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.logs import LogLevel
 from services.tokenizer.rendering.pool import RenderLimits
 
 
@@ -48,7 +49,9 @@ class TokenizerConfig:
         default=2048,
         metadata={"help": "Address space of a rendering process, MiB", "min": 256, "max": 65536},
     )
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    log_level: LogLevel = field(
+        default="info", metadata={"help": "Least severe level that is logged"}
+    )
 
     @property
     def limits(self) -> RenderLimits:

@@ -21,6 +21,14 @@ _TOKEN_VARIABLES = (
     "cls_token",
     "mask_token",
 )
+_SAMPLING_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class TokenizerFolder:
         """
         config = _json_object(folder / "config.json", required=True)
         settings = _json_object(folder / "tokenizer_config.json")
-        generation = _json_object(folder / "generation_config.json")
+        generation = _generation(folder / "generation_config.json")
         family = family_of(_model_type(config))
         vocabulary = _vocabulary(folder / "tokenizer.json")
         own = _template(folder, settings, template_file)
@@ -82,6 +90,20 @@ def _json_object(file: Path, *, required: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StartupError(f"{file}: not a JSON object")
     return value
+
+
+def _generation(file: Path) -> dict[str, Any]:
+    """The sampling defaults. Each request without its own would fail on a wrong one."""
+    values = _json_object(file)
+    for name in _SAMPLING_NUMBERS:
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise StartupError(f"{file}: {name} is {value!r}, expected a number")
+    stops = values.get("eos_token_id")
+    for token in stops if isinstance(stops, list) else [stops]:
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+            raise StartupError(f"{file}: eos_token_id holds {token!r}, expected token ids")
+    return values
 
 
 def _model_type(config: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Cost of the plumbing, from the engine's step to the client's socket.
 
-    ./warhorse bench pipeline [--streams 64] [--seconds 6] [--rates 3000 5000] [--json]
+    ./warhorse bench pipeline [--streams 64] [--seconds 6] [--rates 5000 10000] [--json]
 
 Starts the five processes with `warhorse up` and a scripted engine, and reads streamed chat
 completions over raw sockets. A row of the table is one measurement:
@@ -8,12 +8,15 @@ completions over raw sockets. A row of the table is one measurement:
 latency: a step every 50 ms gives every stream one token; added is the time from the moment at
     which the script's step is due to the arrival of the token's SSE frame here. Steps lie on
     multiples of 50 ms of the monotonic clock, which this process shares.
-paced: the script offers so many tokens per second over all streams, one token a message.
-single: the script runs as fast as its readers take it, one token a message.
+paced: the same at so many tokens per second over all streams. What the pipeline can carry at one
+    token a frame is the highest pace with about 1.0 tokens per frame.
+single: the script runs as fast as its readers take it; the engine front sends one token a chunk,
+    the gateway may put several into a frame.
 merged: the same, and the engine front merges what is pending.
 
-Tokens are counted by the usage frame, SSE frames apart. CPU is microseconds per token of each
-process, the client among them, since it runs on the same cores.
+Tokens are counted by the usage frame, SSE frames apart; the rate is that between the first and the
+last data of all streams. CPU is microseconds per token of each process, the client among them,
+since it runs on the same cores; others are kvcache, offload and the supervisor.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, request: bytes, *, timed: bool) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.frames = 0
+        self.began = self.ended = 0.0  # first and last data, monotonic seconds
         self.arrivals: list[float] = []  # one per token, monotonic seconds
         self._request = request
         self._timed = timed
@@ -75,12 +79,14 @@ class Stream(asyncio.Protocol):
         transport.write(self._request)  # type: ignore[attr-defined]  # it is a full transport
 
     def data_received(self, data: bytes) -> None:
+        self.began = self.began or time.monotonic()
         if self._timed:
             self.arrivals += [time.monotonic()] * data.count(WORD.encode())
         self.frames += data.count(b"data: {")
         self._tail = self._tail[-2048:] + data if len(data) < 2048 else data
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.ended = time.monotonic()
         if b"data: [DONE]" in self._tail:
             self.done.set_result(None)
         else:
@@ -141,11 +147,12 @@ class Stack:
 
     async def measure(self, name: str, streams: int, tokens: int, *, timed: bool = False) -> Row:
         """Run `streams` requests for `tokens` tokens each; `name` chooses the script's line."""
-        cpu, began = self.cpu_seconds(), time.monotonic()
+        cpu = self.cpu_seconds()
         readers = await asyncio.gather(
             *(self._read(name, tokens, timed=timed) for _ in range(streams))
         )
-        seconds, now = time.monotonic() - began, self.cpu_seconds()
+        now = self.cpu_seconds()
+        seconds = max(r.ended for r in readers) - min(r.began for r in readers)
         total, frames = sum(r.tokens for r in readers), sum(r.token_frames for r in readers)
         row = Row(name, streams, total, round(total / seconds), round(total / frames, 2))
         row.cpu_us = {key: round((now[key] - cpu[key]) / total * 1e6, 1) for key in now}
@@ -197,7 +204,7 @@ def make_script(rates: Sequence[int], streams: int) -> list[dict[str, Any]]:
     (token,) = Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json")).encode(WORD).ids
     answer = {"token_ids": [token] * LENGTH}
     delays = {f"paced {rate}/s": streams * 1e3 / rate for rate in rates}
-    paced = [_line(name, answer, delay_ms=delay) for name, delay in delays.items()]
+    paced = [_line(name, answer, delay_ms=delay, aligned=True) for name, delay in delays.items()]
     steps = _line("latency", answer, delay_ms=STEP * 1e3, aligned=True)
     return [steps, *paced, {"when": {}, **answer}]
 
@@ -249,7 +256,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6.0, help="of latency and paced streams")
     parser.add_argument("--length", type=int, default=600, help="tokens of a stream, single")
-    parser.add_argument("--rates", type=int, nargs="*", default=[3000, 5000])
+    parser.add_argument("--rates", type=int, nargs="*", default=[5000, 10000])
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     options = parser.parse_args()
     if not options.json:

@@ -38,6 +38,12 @@ def test_no_service_has_more_rights_than_it_needs(services: Services) -> None:
         assert "container_name" not in service, name
 
 
+def test_the_gateway_drains_within_the_time_that_a_stop_gives_it(services: Services) -> None:
+    gateway = services["gateway"]
+    assert gateway["stop_grace_period"] == "15s"
+    assert float(gateway["environment"]["WARHORSE_SHUTDOWN_TIMEOUT"]) <= 10
+
+
 def test_only_the_gateway_publishes_a_port(services: Services) -> None:
     assert [name for name, service in services.items() if service.get("ports")] == ["gateway"]
 

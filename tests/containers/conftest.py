@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 
 
 @pytest.fixture(scope="session")
-def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def docker_host() -> Iterator[str]:
     """DOCKER_HOST of an engine that answers; skips where none can be started."""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if _answers(host):
@@ -34,8 +35,11 @@ def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     if os.getuid() != 0 or not shutil.which("dockerd"):
         pytest.skip("no Docker engine answers and none can be started")
-    folder = tmp_path_factory.mktemp("engine")
-    with _started(folder) as host:
+    # Not pytest's own folder, which is kept for a while: the images are large.
+    with (
+        tempfile.TemporaryDirectory(prefix="wh-", ignore_cleanup_errors=True) as folder,
+        _started(Path(folder)) as host,
+    ):
         yield host
 
 
@@ -68,6 +72,14 @@ class _started:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
         self.process.wait(60)
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        left = [mount for mount in mounts if mount.startswith(f"{self.folder}/")]
+        if left:
+            subprocess.run(["umount", "--lazy", *left], check=False)
+        for line in Path("/proc/mounts").read_text().splitlines():
+            point = line.split()[1]
+            if point.startswith(f"{self.folder}/"):  # dockerd leaves its network namespaces
+                subprocess.run(["umount", point], check=True)
 
 
 def _hard(flag: str) -> str:

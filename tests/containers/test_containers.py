@@ -114,11 +114,14 @@ def test_a_killed_engine_container_comes_back_and_answers(containers: Containers
     before = containers.docker("inspect", "--format", "{{.State.StartedAt}}", name)
     # From outside, as a crash would: `docker kill` counts as a wish to stop.
     os.kill(int(containers.docker("inspect", "--format", "{{.State.Pid}}", name)), 9)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        time.sleep(1)
-        state = states(containers).get("engine", {})
+
+    def came_back() -> bool:
         started = containers.docker("inspect", "--format", "{{.State.StartedAt}}", name)
-        if started != before and state.get("Health") == "healthy":
-            break
+        health = states(containers).get("engine", {}).get("Health")
+        return started != before and health == "healthy"
+
+    deadline = time.monotonic() + 90
+    while not came_back():
+        assert time.monotonic() < deadline, "the engine is not healthy again within 90 s"
+        time.sleep(1)
     assert "81" in ask(containers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from services.engine.config import CoreConfig
 from services.engine.core import EngineCore
 from services.engine.models.registry import load_model
 from services.engine.plan_codec import decode_plan, decode_result, encode_plan, encode_result
+from services.engine.runtime.executor import LocalExecutor
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.messages import (
     Request,
@@ -140,9 +142,9 @@ def test_result_round_trip(result: StepResult) -> None:
 class WireExecutor:
     """Runs what arrives at the other end of the wire; counts the bytes of the plans."""
 
-    def __init__(self, inner: Executor) -> None:
+    def __init__(self, inner: Executor, sizes: list[int]) -> None:
         self.inner = inner
-        self.sizes: list[int] = []
+        self.sizes = sizes
 
     def execute(self, plan: StepPlan) -> StepResult:
         data = encode_plan(plan).SerializeToString()
@@ -157,10 +159,13 @@ def generate(folder: Path, wire: bool) -> tuple[list[int], list[int]]:
     device = torch.device("cpu")
     model = load_model(folder, device=device, compute_dtype=torch.float32)
     config = CoreConfig(max_model_len=512, max_num_seqs=2, max_num_batched_tokens=64)
-    core = EngineCore(model, config, LocalTable.open(Checkpoint.open(folder)))
-    executor = WireExecutor(core._executor)
-    if wire:
-        core._executor = executor
+    table = LocalTable.open(Checkpoint.open(folder))
+    sizes: list[int] = []
+
+    def over_wire(*parts: Any) -> Executor:
+        return WireExecutor(LocalExecutor(*parts), sizes)
+
+    core = EngineCore(model, config, table, make_executor=over_wire if wire else LocalExecutor)
     sampling = RequestSampling(temperature=1.0, seed=5, repetition_penalty=1.2, top_p=0.9)
     prompt = tuple((7 * i) % 400 + 20 for i in range(130))
     core.submit(Request("r", prompt, RequestStopping(max_tokens=40), sampling, logprobs=3))
@@ -170,7 +175,7 @@ def generate(folder: Path, wire: bool) -> tuple[list[int], list[int]]:
             if isinstance(event, TokensOut):
                 tokens.extend(event.tokens)
     core.check_invariants()
-    return tokens, executor.sizes
+    return tokens, sizes
 
 
 def test_core_behind_the_wire_gives_the_same_tokens_with_plans_of_constant_size(

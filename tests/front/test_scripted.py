@@ -13,6 +13,8 @@ from warhorse.v1.engine_pb2 import LoadRequest, LoadResponse
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
 from services.common.errors import StartupError
+from services.engine.replay import Replay
+from services.engine.script import ScriptLine
 from services.engine.scripted import ScriptedLink, open_scripted
 from tests.front.helpers import (
     EOS,
@@ -163,6 +165,23 @@ async def test_delay_spaces_messages(make_link: Any) -> None:
     assert seconds >= 0.118
 
 
+@pytest.mark.parametrize(
+    ("aligned", "moment", "due"),
+    [
+        (False, 0.26, 0.31),
+        (True, 0.26, 0.30),
+        (True, 0.2999, 0.35),  # a step that came a little early is not given twice
+        (True, 0.3001, 0.35),
+    ],
+)
+def test_aligned_chunks_come_at_multiples_of_the_delay(
+    aligned: bool, moment: float, due: float
+) -> None:
+    stop = FinishReason.FINISH_REASON_STOP
+    line = ScriptLine(None, (1, 2), 1, delay_seconds=0.05, aligned=aligned, finish_reason=stop)
+    assert Replay(1, 0, line, make_request()).due_after(moment) == pytest.approx(due)
+
+
 async def test_cancel_ends_the_replay(make_link: Any) -> None:
     async with serve_front(make_link({"token_ids": [1] * 50, "delay_ms": 20})) as served:
         call = served.stub.Generate(make_request(), timeout=10)
@@ -220,6 +239,7 @@ async def test_many_at_once_get_their_own_answers(make_link: Any, model_folder: 
         ('{"text": "a", "chunk": 1.5}', ["line 2", "chunk", "1.5"]),
         ('{"text": "a", "delay_ms": -1}', ["line 2", "delay_ms", "-1"]),
         ('{"text": "a", "delay_ms": NaN}', ["line 2", "delay_ms", "nan"]),
+        ('{"text": "a", "aligned": 1}', ["line 2", "aligned", "1"]),
         ('{"text": "a", "finish_reason": "tool_calls"}', ["line 2", "finish_reason"]),
     ],
 )

@@ -219,23 +219,54 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
     def add_to(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
 
-    async def Generate(self, request, context):  # noqa: N802
+    async def GenerateMany(self, request_iterator, context):  # noqa: N802
+        answers: asyncio.Queue[engine_pb2.GenerateManyAnswer] = asyncio.Queue()
+        tasks: dict[int, asyncio.Task[None]] = {}
+
+        async def listen() -> None:
+            async for message in request_iterator:
+                for item in message.items:
+                    if item.HasField("open"):
+                        work = self._generate(item.request, item.open, answers)
+                        tasks[item.request] = asyncio.create_task(work)
+                    elif item.drop:
+                        tasks[item.request].cancel()
+
+        listener = asyncio.create_task(listen())
+        try:
+            while True:
+                answer = await answers.get()
+                yield engine_pb2.GenerateManyResponse(answers=[answer])
+        finally:
+            for task in (listener, *tasks.values()):
+                task.cancel()
+
+    async def _generate(self, number: int, request, answers: asyncio.Queue) -> None:
         self.requests.append(request)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         self.running += 1
         try:
             if reply.error is not None:
-                await refuse(context, reply.error)
-            async for response in self._play(request, reply, context):
-                yield response
+                raise reply.error
+            async for event in self._play(request, reply):
+                answers.put_nowait(engine_pb2.GenerateManyAnswer(request=number, events=[event]))
             self.completed += 1
+        except ServiceError as error:
+            failure = engine_pb2.GenerateManyAnswer(
+                request=number,
+                error=error.reason,
+                error_message=error.message,
+                error_field=error.field,
+                retry_after_seconds=error.retry_after,
+            )
+            answers.put_nowait(failure)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.running -= 1
 
-    async def _play(self, request, reply: Reply, context) -> AsyncIterator[Any]:
+    async def _play(self, request, reply: Reply) -> AsyncIterator[Any]:
         prompt = unpack(request.prompt_token_ids)
         if reply.accept:
             yield engine_pb2.GenerateResponse(
@@ -248,7 +279,7 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
         lists = [reply.choices[min(i, len(reply.choices) - 1)][:most] for i in range(request.n)]
         for at in range(0, max(map(len, lists), default=0), reply.chunk):
             if reply.break_after is not None and at >= reply.break_after:
-                await refuse(context, reply.broken)
+                raise reply.broken
             for choice, tokens in enumerate(lists):
                 part = tokens[at : at + reply.chunk]
                 if part:

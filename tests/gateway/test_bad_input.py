@@ -12,6 +12,7 @@ import pytest
 from warhorse.v1 import common_pb2
 
 from services.common.errors import ServiceError
+from services.gateway.http_protocol import MAX_HEAD_BYTES
 from tests.gateway.conftest import MakeStack, Stack
 from tests.gateway.fakes import Reply
 from tests.gateway.vocabulary import ids
@@ -25,6 +26,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
 
 
 # path (None: both), fields, param, words of the message
@@ -133,6 +141,31 @@ INVALID: list[tuple[str | None, dict[str, Any], str, tuple[str, ...]]] = [
     (CHAT, {"reasoning_effort": -1}, "reasoning_effort", ("at least 0", "-1")),
     (CHAT, {"thinking": {"type": "on"}}, "thinking.type", ("enabled", "on")),
     (CHAT, {"reasoning": {"effort": "huge"}}, "reasoning.effort", ("minimal", "huge")),
+    (
+        CHAT,
+        {"tools": [TOOL, {"function": {"name": "g", "parameters": nested(500)}}]},
+        "tools.1.function.parameters",
+        ("nested too deeply",),
+    ),
+    (
+        CHAT,
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": nested(500)}}],
+                }
+            ]
+        },
+        "messages.0.tool_calls.0.function.arguments",
+        ("nested too deeply",),
+    ),
+    (
+        CHAT,
+        {"chat_template_kwargs": nested(500)},
+        "chat_template_kwargs",
+        ("nested too deeply",),
+    ),
     (CHAT, {"chat_template": "x"}, "chat_template", ("switched off",)),
     (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs", ("object",)),
     (
@@ -281,6 +314,42 @@ async def test_an_endless_chunked_body_is_cut_at_the_limit(make_stack: MakeStack
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
     assert b" 413 " in answer
     writer.close()
+
+
+async def test_an_endless_header_is_cut_at_the_limit(stack: Stack) -> None:
+    host, port = stack.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: ")
+    for _ in range(MAX_HEAD_BYTES // 65536 + 1):
+        writer.write(b"x" * 65536)
+    assert b" 400 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+    writer.close()
+
+
+async def test_requests_of_one_connection_have_a_head_each(stack: Stack) -> None:
+    host, port = stack.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    size = MAX_HEAD_BYTES * 2 // 3
+    for _ in range(3):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"x" * size + b"\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    writer.close()
+
+
+async def test_a_client_that_leaves_during_its_body_is_no_fault_of_ours(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = stack.url.removeprefix("http://").split(":")
+    caplog.set_level("INFO", "services.gateway.access")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(head.encode() + b"Content-Length: 100\r\n\r\n{")
+    await asyncio.sleep(0.2)
+    writer.close()
+    await asyncio.sleep(0.2)
+    assert (await stack.chat()).status_code == 200
+    assert any("/chat/completions 400" in record.message for record in caplog.records)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_huge_values_are_not_echoed(stack: Stack) -> None:

@@ -79,6 +79,7 @@ class Bench:
         self.outbox = Outbox(self._on_room)
         self.choices: list[Choice] = []
         self.changes = 0
+        self.taken = 0
 
     def _on_room(self) -> None:
         for choice in self.choices:
@@ -87,11 +88,17 @@ class Bench:
     def _on_change(self) -> None:
         self.changes += 1
 
-    def choice(self, **opening: Any) -> Choice:
+    def _on_taken(self, tokens: int) -> None:
+        self.taken += tokens
+
+    def choice(self, interval: int = 1, **opening: Any) -> Choice:
         plan = GenerationPlan(
-            Prompt(b""), engine_pb2.GenerateRequest(n=1), tokenizer_pb2.ParseOpen(**opening)
+            Prompt(b""),
+            engine_pb2.GenerateRequest(n=1),
+            tokenizer_pb2.ParseOpen(**opening),
+            stream_interval=interval,
         )
-        choice = Choice(plan, len(self.choices), self.outbox, self._on_change)
+        choice = Choice(plan, len(self.choices), self.outbox, self._on_change, self._on_taken)
         self.choices.append(choice)
         self.hub.attach(choice)
         return choice
@@ -132,7 +139,7 @@ async def test_tokens_of_all_choices_share_a_message(bench: Bench) -> None:
     await settle()
     for text in ("ab", "cd"):
         for choice in choices:
-            await choice.submit(ids(text), ())
+            choice.submit(ids(text), ())
     assert len(bench.call.messages) == 1, "the openings are not answered yet"
     await bench.answer()
     tokens = [list(item.request.tokens.token_ids) for item in bench.call.messages[1].items]
@@ -143,7 +150,7 @@ async def test_tokens_of_all_choices_share_a_message(bench: Bench) -> None:
 
 async def test_the_finish_follows_the_last_tokens(bench: Bench) -> None:
     choice = bench.choice()
-    await choice.submit(ids("ab"), ())
+    choice.submit(ids("ab"), ())
     choice.finish(engine_pb2.Finished(reason=STOP))
     await settle()
     await bench.answer(2)
@@ -153,11 +160,11 @@ async def test_the_finish_follows_the_last_tokens(bench: Bench) -> None:
 
 async def test_a_stop_string_drops_what_follows_it(bench: Bench) -> None:
     choice = bench.choice(stop=["b"])
-    await choice.submit(ids("abc"), ())
+    choice.submit(ids("abc"), ())
     await settle()
-    await choice.submit(ids("def"), ())
+    choice.submit(ids("def"), ())
     await bench.answer(2)
-    await choice.submit(ids("ghi"), ())
+    choice.submit(ids("ghi"), ())
     update, ended = await bench.events()
     assert (update.pieces[0].text, list(update.token_ids)) == ("a", ids("ab"))
     assert ended.stop_reason == "b" and choice.delivered == 2 and not choice.needs_engine
@@ -166,10 +173,10 @@ async def test_a_stop_string_drops_what_follows_it(bench: Bench) -> None:
 async def test_a_detached_choice_is_dropped_at_the_tokenizer(bench: Bench) -> None:
     gone, stays = bench.choice(), bench.choice()
     await settle()
-    await gone.submit(ids("x"), ())
+    gone.submit(ids("x"), ())
     bench.hub.detach(gone)
     bench.hub.detach(gone)
-    await stays.submit(ids("y"), ())
+    stays.submit(ids("y"), ())
     await bench.answer(2)
     assert len(bench.call.parsers) == 1
     assert [e.choice for e in await bench.events()] == [1]
@@ -183,16 +190,16 @@ async def test_a_choice_detached_before_its_opening_leaves_no_trace(bench: Bench
 
 async def test_a_broken_call_gives_all_choices_back(bench: Bench) -> None:
     first, second = bench.choice(), bench.choice()
-    await first.submit(ids("ab"), ())
+    first.submit(ids("ab"), ())
     await settle()
     await bench.answer()
     bench.call.broken = True
-    await second.submit(ids("cd"), ())
+    second.submit(ids("cd"), ())
     await settle()
     assert bench.lost == [first, second]
     for choice in bench.lost:
         bench.hub.attach(choice)
-    await first.submit(ids("!"), ())
+    first.submit(ids("!"), ())
     await settle()
     await bench.answer()
     texts = {(e.choice, e.pieces[0].text) for e in await bench.events()}
@@ -206,23 +213,40 @@ async def test_a_client_that_takes_nothing_holds_back_its_tokens_alone(bench: Be
     await bench.answer()
     for i in range(MAX_EVENTS):
         bench.outbox.put(Ended(i, "stop", None))
-    await choice.submit(ids("x" * (MAX_PENDING - 1)), ())
+    choice.submit(ids("x" * (MAX_PENDING - 1)), ())
+    choice.submit(ids("yy"), ())
+    choice.submit(ids("z"), ())
     await settle()
-    blocked = asyncio.create_task(choice.submit(ids("yy"), ()))
-    await settle()
-    assert not blocked.done() and len(bench.call.messages) == 1
+    assert bench.taken == MAX_PENDING - 1 and len(bench.call.messages) == 1
     await bench.events()
     await settle()
-    assert blocked.done() and len(bench.call.messages) == 2
+    assert bench.taken == MAX_PENDING + 2 and len(bench.call.messages) == 2
     await bench.answer()
-    assert len((await bench.events())[0].token_ids) == MAX_PENDING + 1
+    assert len((await bench.events())[0].token_ids) == MAX_PENDING + 2
 
 
-async def test_a_failed_choice_unblocks_its_reader(bench: Bench) -> None:
+async def test_every_token_is_acknowledged_once(bench: Bench) -> None:
+    choice = bench.choice(stop=["STOP"])
+    choice.submit(ids("one STOP"), ())
+    await settle()
+    await bench.answer(2)
+    assert not choice.needs_engine
+    choice.submit(ids("late"), ())
+    assert bench.taken == len("one STOPlate")
+
+
+async def test_an_interval_longer_than_the_bound_does_not_stall(bench: Bench) -> None:
+    choice = bench.choice(interval=10 * MAX_PENDING)
+    choice.submit(ids("x"), ())
+    await settle()
+    await bench.answer(2)
+    choice.submit(ids("y" * MAX_PENDING), ())
+    await settle()
+    assert bench.taken == MAX_PENDING + 1
+
+
+async def test_a_failed_choice_is_reported_once(bench: Bench) -> None:
     choice = bench.choice()
-    await settle()
-    blocked = asyncio.create_task(choice.submit(ids("x" * MAX_PENDING), ()))
-    await settle()
-    choice.fail(ServiceError(common_pb2.ERROR_REASON_INTERNAL, "x"))
-    await settle()
-    assert blocked.done() and bench.changes == 1
+    for _ in range(2):
+        choice.fail(ServiceError(common_pb2.ERROR_REASON_INTERNAL, "x"))
+    assert bench.changes == 1

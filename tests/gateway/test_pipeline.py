@@ -27,7 +27,10 @@ def token_ids(text: str) -> list[int]:
     return reference().encode(text).ids
 
 
+NOVEL = 3000  # tokens: several windows of the engine's shared call
+
 SCRIPT = [
+    {"when": {"prompt_contains": "novel"}, "token_ids": token_ids("a") * NOVEL},
     {"when": {"prompt_contains": "cost"}, "token_ids": [CUT[-1], *token_ids("!")]},
     {"when": {"prompt_contains": "weather"}, "text": CALL},
     {"when": {"prompt_contains": "burst"}, "text": CALL, "chunk": 1000},
@@ -111,6 +114,18 @@ async def test_what_the_gateway_accepts_the_engine_accepts(
 ) -> None:
     answer = await http.post("/v1/chat/completions", json=ask("Hi", **fields))
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_an_answer_longer_than_the_windows_comes_whole(
+    http: httpx.AsyncClient, choices: int
+) -> None:
+    fields = {"n": choices, "stream_interval": 700, "max_tokens": NOVEL}
+    fields["chat_template_kwargs"] = {"enable_thinking": False}
+    frames = await stream(http, "novel", **fields)
+    for index in range(choices):
+        deltas = [c["delta"] for c in frames.choices if c["index"] == index]
+        assert "".join(d.get("content") or "" for d in deltas) == "a" * NOVEL
 
 
 async def test_no_broken_character_shows_in_a_stream(http: httpx.AsyncClient) -> None:

@@ -215,3 +215,14 @@ def test_tuned_launch_in_a_replayed_graph(name: str, m: int) -> None:
         out.fill_(torch.nan)
         graph.replay()
         assert error(out, x, weight) < ROUNDED_ERROR
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int4-g128-zero", "mxfp4"])
+def test_a_row_does_not_depend_on_the_other_rows(name: str) -> None:
+    # On a card alone: the interpreter's products come from a library that promises no such thing.
+    weight, x = FORMATS[name](40, 256), activations(19, 256)
+    config = replace(MATRIX, split=2)
+    together = run(x, weight, config)
+    assert torch.equal(run(x[17:18], weight, config), together[17:18])
+    assert torch.equal(run(x[3:8].contiguous(), weight, config), together[3:8])

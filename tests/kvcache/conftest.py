@@ -16,7 +16,7 @@ from tests.kvcache.client import stats
 from tests.service_process import RunDir, ServiceProcess
 
 FULL_NAME = "warhorse.v1.KvCacheService"
-FLAGS = ("--l1-size-gb", "0.004", "--grace-seconds", "0.5", "--silence-seconds", "3")
+FLAGS = ("--l1-size-gb", "0.004", "--reservation-grace-seconds", "0.5", "--silence-seconds", "3")
 
 
 def make_service(run_dir: RunDir, instance: str = "kvcache-0") -> ServiceProcess:

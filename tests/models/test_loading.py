@@ -89,7 +89,7 @@ def served_bytes(folder: Path) -> int:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("qwen4_exp", "bf16"), ("qwen4_exp", "fp8"), ("qwen3_5", "bf16")],
+    [("qwen4_exp", "bf16"), ("qwen4_exp", "fp8"), ("qwen3_5", "bf16"), ("qwen3_5", "fp8")],
 )
 def test_weights_stay_in_their_stored_form(
     get_tiny: GetTiny, family: Family, layout: Layout

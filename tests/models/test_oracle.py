@@ -24,6 +24,7 @@ CASES: list[tuple[Family, Layout]] = [
     ("qwen4_exp", "fp8"),
     ("qwen3_5", "fp32"),
     ("qwen3_5", "bf16"),
+    ("qwen3_5", "fp8"),
 ]
 
 

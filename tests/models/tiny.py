@@ -252,11 +252,17 @@ def _draft_tensors(
 def _stored(
     state: dict[str, torch.Tensor], layout: Layout, experts: Experts, text: dict[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors by release name, in stored types. The table is at most bf16 in every layout."""
+    """Tensors by release name, in stored types. The table is at most bf16 in every layout.
+
+    fp8: with routed experts they alone have blocks, as in the release; else the projections do.
+    """
     dense = torch.float32 if layout == "fp32" else torch.bfloat16
+    routed = any(".mlp.experts." in name for name in state)
     for name, tensor in state.items():
         if ".mlp.experts." in name:
             yield from _expert_tensors(name, tensor, layout, experts, dense)
+        elif layout == "fp8" and not routed and name.endswith(_DENSE_PROJECTIONS):
+            yield from _fp8_tensors(name, tensor)
         elif name.endswith("ngram_embedding.weight"):
             yield from _table_tensors(name, tensor, layout, text["split_ngram_parts"])
         elif tensor.dtype == torch.int64:
@@ -282,10 +288,14 @@ def _expert_tensors(
             full = f"{base}.{e}.{projection}.weight"
             if layout != "fp8":
                 yield full, value.to(dense).contiguous()
-                continue
-            codes, scale = quantise_blocks(value)
-            yield full, codes
-            yield f"{full}_scale_inv", scale
+            else:
+                yield from _fp8_tensors(full, value)
+
+
+def _fp8_tensors(name: str, matrix: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    codes, scale = quantise_blocks(matrix)
+    yield name, codes
+    yield f"{name}_scale_inv", scale
 
 
 def quantise_blocks(w_NK: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
@@ -323,7 +333,8 @@ def _values(
     values = {}
     for name in oracle.state_dict():
         if name in stored:
-            values[name] = stored[name] if name.endswith(_INTEGER_NAMES) else stored[name].float()
+            integer = name.endswith(_INTEGER_NAMES)
+            values[name] = stored[name] if integer else matrix_value(name, stored)
         elif name.endswith("ngram_embedding.weight"):
             values[name] = _table_value(name, stored)
         else:
@@ -331,6 +342,14 @@ def _values(
     return values
 
 
+_DENSE_PROJECTIONS = tuple(
+    f".{module}.weight"
+    for module in (
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
+    )
+)
 _INTEGER_NAMES = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 

@@ -1,4 +1,4 @@
-"""Several processes, one table in memory."""
+"""Several processes, one table in memory: readers that touch every row, and real engines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
+from warhorse.v1.engine_pb2 import DescribeEngineRequest
+from warhorse.v1.engine_pb2_grpc import EngineServiceStub
 
+from tests.models.tiny import save_tiny
 from tests.offload.checkpoint import make_checkpoint
 from tests.offload.conftest import Model, make_service
 from tests.offload.reader import mapping_memory
@@ -70,6 +75,53 @@ def test_two_engines_and_the_service_hold_one_copy_of_the_table(
         total += pss
     total += sum(mapping_memory(str(pid), "qwen4_exp.layers.1.ple")[1] for pid in owners(readers))
     assert total <= 1.05 * kib
+
+
+@pytest.fixture
+def engines(run_dir: RunDir, tmp_path: Path) -> Iterator[list[ServiceProcess]]:
+    """Two engine services of one checkpoint, beside the offload service that has its table."""
+    folder = save_tiny(tmp_path, "qwen4_exp", "fp8").folder
+    service = make_service(run_dir, folder)
+    service.start()
+    flags = ["--model", str(folder), "--kvcache-address", "none", "--threads", "1"]
+    started = [
+        ServiceProcess("engine", "warhorse.v1.EngineService", run_dir.path, flags, f"engine-{i}")
+        for i in range(2)
+    ]
+    for engine in started:
+        engine.start()
+    yield started
+    for engine in started:
+        assert engine.stop() == 0, engine.instance
+    assert service.stop() == 0
+
+
+def test_two_engine_processes_map_the_one_table_and_keep_none_of_their_own(
+    engines: list[ServiceProcess],
+) -> None:
+    resident = []
+    for engine in engines:
+        with grpc.insecure_channel(engine.address) as channel:
+            info = EngineServiceStub(channel).DescribeEngine(DescribeEngineRequest(), timeout=10)
+        assert info.offload_connected
+        (core,) = psutil.Process(engine.pid).children()
+        rss, pss = mapping_memory(str(core.pid), "qwen4_exp.layers.1.ple")
+        resident.append((rss, pss))
+        assert rss > 0  # the first step has read rows
+        assert info.region_bytes >= 1024 * rss
+        assert anonymous_kib(core.pid, ".table") == 0  # no page of it was copied
+    assert all(pss <= 0.51 * rss for rss, pss in resident)
+
+
+def anonymous_kib(pid: int, part_of_path: str) -> int:
+    """KiB of private copies within the mappings of a file."""
+    total, inside = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = part_of_path in line
+        elif inside and line.startswith(("Private_Dirty:", "Anonymous:")):
+            total += int(line.split()[1])
+    return total
 
 
 def owners(readers: list[subprocess.Popen[str]]) -> list[int]:

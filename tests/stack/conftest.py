@@ -160,6 +160,8 @@ def running(stack: Stack, *arguments: str) -> Iterator[Stack]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One stack on the default model for all tests that leave it as they found it."""
     with running(Stack(tmp_path_factory.mktemp("stack"))) as found:
+        # An engine serves before it has found the store; counters are compared from here on.
+        wait_until(lambda: found.counters()["sessions"] == 1, 15, "the store is connected")
         yield found
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
-from tests.stack.conftest import Stack
+from tests.stack.conftest import Stack, wait_until
 
 pytestmark = pytest.mark.slow
 
 
-def prompts() -> list[str]:
+def prompts(least_fillers: int = 0) -> list[str]:
     filler = "The red house is near the river. "
-    return [f"{filler * (n % 7)}What is {100 + 13 * n} + {5 * n}?" for n in range(32)]
+    return [
+        f"{filler * (n % 7 + least_fillers)}What is {100 + 13 * n} + {5 * n}?" for n in range(32)
+    ]
 
 
 def ask(stack: Stack, prompt: str) -> tuple[str, int]:
@@ -33,3 +37,24 @@ def test_32_concurrent_requests_equal_each_alone(stack: Stack) -> None:
     with ThreadPoolExecutor(32) as pool:
         together = list(pool.map(lambda prompt: ask(stack, prompt), prompts()))
     assert together == alone
+
+
+@pytest.mark.usefixtures("idle")
+def test_32_concurrent_requests_equal_those_before_a_restart_of_the_engine(stack: Stack) -> None:
+    asked = prompts(least_fillers=10)
+    before = [ask(stack, prompt) for prompt in asked]
+    restarts = stack.report()["engine"]["restarts"]
+    stack.kill("engine")
+    stack.wait_restarted("engine", restarts + 1)
+    wait_until(lambda: stack.counters()["sessions"] == 1, 15, "the store is connected")
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(lambda prompt: ask(stack, prompt), asked))
+    assert together == before
+    wait_until(lambda: store_hits(stack) >= 256, 5, "tokens came from the store")
+
+
+def store_hits(stack: Stack) -> float:
+    """Prompt tokens that this life of the engine has taken from the store."""
+    metrics = httpx.get(f"{stack.url}/metrics").text
+    values = re.findall(r"^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", metrics, re.M)
+    return sum(map(float, values))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from services.common.supervisor.state import ROOT
 from tests.stack.conftest import SERVICES, Stack, free_port, running
 
 pytestmark = pytest.mark.slow
@@ -58,6 +61,26 @@ def test_a_port_in_use_is_named(stack: Stack, tmp_path: Path) -> None:
     refused = other.up()
     assert refused.returncode == 1
     assert f"--port {stack.port}" in refused.stderr
+
+
+def test_up_in_the_foreground_prints_url_and_curl_line_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    terminal = subprocess.Popen(
+        [str(ROOT / "warhorse"), "up", "--port", str(stack.port)], env=stack.environment, cwd=ROOT,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert terminal.stdout is not None
+    try:
+        assert stack.url in terminal.stdout.readline()
+        curl = terminal.stdout.readline()
+        answer = json.loads(subprocess.check_output(["sh", "-c", f"{curl.strip()} -sS"]))
+        assert answer["choices"][0]["message"]["content"]
+        pids = [row["pid"] for row in stack.report().values()]
+    finally:
+        os.killpg(terminal.pid, signal.SIGINT)  # what a terminal does
+    assert terminal.wait(30) == 0
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not stack.paths.run.exists()
 
 
 def test_a_scripted_engine_replays_text_byte_for_byte(tmp_path: Path) -> None:

@@ -79,3 +79,16 @@ def test_the_file_of_this_repository_has_the_five_services() -> None:
     assert services["engine"].depends_on["offload"] == "service_healthy"
     assert services["engine"].mounts["/model"] == "/models/a"
     assert {"WARHORSE_MODEL", "WARHORSE_PORT", "WARHORSE_SCRIPT"} <= variable_names(COMPOSE_FILE)
+
+
+@pytest.mark.parametrize("folder", ["/m", "/a:b", "/a:/b", "/with space/ümlaut"])
+def test_a_folder_of_any_name_is_mounted(tmp_path: Path, folder: str) -> None:
+    service = load_services(write(tmp_path), {"MODEL": folder})["one"]
+    assert service.mounts["/model"] == folder
+
+
+def test_a_volume_without_a_target_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace("run:/run/x", "run"))
+    with pytest.raises(ComposeError, match="'run' is not a volume"):
+        load_services(file, {"MODEL": "/m"})

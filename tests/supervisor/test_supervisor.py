@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,7 @@ def spec(
     command: tuple[str, ...] | None = None,
     depends_on: dict[str, str] | None = None,
     healthy: str = "True",
+    start_period: float = 10.0,
 ) -> ServiceSpec:
     pids = folder / f"{name}.pids"
     check = f"import os,sys; sys.exit(not (os.path.exists({str(pids)!r}) and {healthy}))"
@@ -42,7 +44,7 @@ def spec(
         command=command or ("python", "-c", SERVICE, str(pids)),
         environment={},
         depends_on=depends_on or {},
-        health=HealthCheck((sys.executable, "-c", check), 0.2, 5.0, 1, 10.0),
+        health=HealthCheck((sys.executable, "-c", check), 0.2, 5.0, 1, start_period),
         restart="unless-stopped",
         stop_grace_seconds=5.0,
         mounts={},
@@ -113,9 +115,37 @@ async def test_a_service_that_cannot_start_fails_the_stack_with_its_own_words(
     assert stack.state.failure == "two could not start: shard 2 is missing"
 
 
+async def test_a_service_that_never_gets_healthy_fails_the_stack_when_its_time_is_over(
+    folder: Path,
+) -> None:
+    stack = Stack(folder, spec(folder, "one"), spec(folder, "two", healthy="0", start_period=0.5))
+    assert await asyncio.wait_for(stack.task, 20) == 1
+    assert stack.state.failure == "two did not become healthy in time"
+
+
+async def test_a_log_that_cannot_be_written_fails_the_stack(folder: Path) -> None:
+    (folder / "state/logs/two.log").mkdir(parents=True)
+    stack = Stack(folder, spec(folder, "one"), spec(folder, "two"))
+    assert await asyncio.wait_for(stack.task, 20) == 1
+    assert "two.log" in stack.state.failure
+
+
 async def test_stopping_leaves_no_process_and_no_report(folder: Path) -> None:
     stack = Stack(folder, spec(folder, "one"), spec(folder, "two"))
     await until(lambda: stack.state.ready)
     assert StackState.read(stack.paths.file) is not None
     assert await stack.stop() == 0
     assert StackState.read(stack.paths.file) is None
+
+
+async def test_only_whole_paths_are_replaced_by_their_sources(folder: Path) -> None:
+    script = "import os,sys; open(sys.argv[1],'w').write('\\n'.join(map(os.environ.get,'XYZ')))"
+    seen = folder / "seen"
+    one = replace(
+        spec(folder, "one", command=("python", "-c", script, str(seen))),
+        environment={"X": "/model", "Y": "/model/a", "Z": "org/model/a"},
+        mounts={"/model": "/somewhere"},
+    )
+    stack = Stack(folder, one)
+    await asyncio.wait_for(stack.task, 20)
+    assert seen.read_text().split() == ["/somewhere", "/somewhere/a", "org/model/a"]

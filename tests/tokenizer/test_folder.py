@@ -105,3 +105,14 @@ def test_start_comes_from_the_last_turn_of_the_prompt(
     assert start_state(ids, folder, QWEN) == expected
     off = start_state(ids, folder, ParserNames("none", "qwen3_xml"))
     assert off == tokenizer_pb2.PARSE_STATE_CONTENT
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": "hot"}, {"top_k": True}, {"eos_token_id": "x"}, {"eos_token_id": [1, 2.5]}],
+)
+def test_wrong_sampling_defaults_are_refused_by_file_and_field(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    with pytest.raises(StartupError, match=rf"generation_config\.json: {next(iter(values))}"):
+        folder_with(tmp_path, **{"generation_config.json": values})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,19 @@ class UserError(Exception):
 
 def add_project(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The flag that tells several stacks on one machine apart."""
-    parser.add_argument("--project", default="warhorse", help="name of the stack")
+    parser.add_argument(
+        "--project", default="warhorse", type=_project_name, help="name of the stack"
+    )
     return parser
+
+
+def _project_name(text: str) -> str:
+    """A name that both a folder and Docker Compose accept."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not made of 1 to 63 lower-case letters, digits, - and _"
+        )
+    return text
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,10 @@ def add_commands(commands: Subparsers) -> None:
 
 def run_chat(arguments: argparse.Namespace) -> int:
     """Print the answer as it comes."""
-    url = arguments.url or _running_url(arguments.project)
+    url = (arguments.url or _running_url(arguments.project)).rstrip("/")
     messages: list[dict[str, str]] = []
-    for question in [arguments.text] if arguments.text else _questions():
+    given = arguments.text
+    for question in _questions() if given is None else [_valid_text(given)]:
         messages.append({"role": "user", "content": question})
         answer = _ask(url, messages, arguments)
         messages.append({"role": "assistant", "content": answer})
@@ -42,11 +44,18 @@ def _questions() -> Iterator[str]:
     while True:
         sys.stdout.write("> ")
         sys.stdout.flush()
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline()
         if not line:
+            sys.stdout.write("\n")
             return
-        if line.strip():
-            yield line.strip()
+        text = line.decode("utf-8", errors="replace").strip()
+        if text:
+            yield text
+
+
+def _valid_text(argument: str) -> str:
+    """An argument of the command line; bytes of it that are not UTF-8 become U+FFFD."""
+    return os.fsencode(argument).decode("utf-8", errors="replace")
 
 
 def _running_url(project: str) -> str:
@@ -69,7 +78,7 @@ def _ask(url: str, messages: list[dict[str, str]], arguments: argparse.Namespace
                 pieces.append(delta.get("content") or "")
                 sys.stdout.write(pieces[-1])
                 sys.stdout.flush()
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         raise UserError(f"{url}: {error}") from error
     sys.stdout.write("\n")
     return "".join(pieces)
@@ -77,7 +86,7 @@ def _ask(url: str, messages: list[dict[str, str]], arguments: argparse.Namespace
 
 def _deltas(response: httpx.Response) -> Iterator[dict[str, Any]]:
     if response.status_code != 200:
-        raise UserError(_message(json.loads(response.read())))
+        raise UserError(_refusal(response))
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
@@ -85,6 +94,14 @@ def _deltas(response: httpx.Response) -> Iterator[dict[str, Any]]:
         if "error" in frame:
             raise UserError(_message(frame))
         yield from (choice["delta"] for choice in frame["choices"])
+
+
+def _refusal(response: httpx.Response) -> str:
+    """The message of an answer that is not a stream; other servers send other bodies."""
+    try:
+        return _message(json.loads(response.read()))
+    except (ValueError, KeyError, TypeError):
+        return f"{response.url} answered with status {response.status_code}"
 
 
 def _message(body: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from services.common.cli.base import UserError, say
+from services.common.cli.settings_page import PAGE, settings_page
 from services.common.cli.up import COMPOSE_FILE, compose_command
 from services.common.supervisor.state import ROOT
 
@@ -56,6 +57,7 @@ def check_protos() -> int:
 
 
 def generate(protos: Path) -> int:
+    """Remake the gRPC code in a folder of protos."""
     return run(str(protos / "generate.sh"), PYTHON=sys.executable)
 
 
@@ -74,6 +76,14 @@ def check_compose() -> int:
     return run(*command, WARHORSE_MODEL="/")
 
 
+def check_docs() -> int:
+    """docs/configuration.md equal to what the settings give."""
+    if PAGE.exists() and PAGE.read_text() == settings_page():
+        return 0
+    say(f"{PAGE.relative_to(ROOT)} is stale; remake it with ./warhorse dev generate")
+    return 1
+
+
 def check_imports() -> int:
     """No pickle, no named shared memory, no print in services."""
     faults = [fault for path in _sources() for fault in _import_faults(path)]
@@ -88,9 +98,9 @@ def _import_faults(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom) and relative.parts[0] != "tests":
             for module in set(_modules(node)) & set(FORBIDDEN_IMPORTS):
                 yield f"{relative}:{node.lineno}: imports {module}"
-        if isinstance(node, ast.Call) and relative.parts[0] == "services":
-            if isinstance(node.func, ast.Name) and node.func.id == "print":
-                yield f"{relative}:{node.lineno}: print in a service"
+        in_service = relative.parts[0] == "services"
+        if in_service and isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+            yield f"{relative}:{node.lineno}: print in a service"
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
@@ -139,6 +149,7 @@ CHECKS: dict[str, Callable[[], int]] = {
     "types": check_types,
     "protos": check_protos,
     "compose": check_compose,
+    "docs": check_docs,
     "imports": check_imports,
     "hygiene": check_hygiene,
     "sizes": check_sizes,

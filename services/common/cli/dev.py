@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from services.common.cli.base import say
 from services.common.cli.checks import CHECKS, generate, run
 from services.common.cli.lock import write_locks
+from services.common.cli.settings_page import PAGE, settings_page
 from services.common.supervisor.state import ROOT
 
 if TYPE_CHECKING:
     from services.common.cli.base import Subparsers
+
+BENCHMARKS = ("front", "nano_model", "pipeline", "shm", "start", "tokenizer")
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -25,7 +28,7 @@ def add_commands(commands: Subparsers) -> None:
     )
     dev.set_defaults(command=run_dev)
     bench = commands.add_parser("bench", help="run a benchmark of tests/benchmarks")
-    bench.add_argument("name", choices=_benchmarks())
+    bench.add_argument("name", choices=BENCHMARKS)
     bench.set_defaults(command=run_bench, takes_rest=True)
 
 
@@ -39,15 +42,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return run(sys.executable, "-m", f"tests.benchmarks.{arguments.name}", *arguments.rest)
 
 
-def _benchmarks() -> list[str]:
-    folder = ROOT / "tests" / "benchmarks"
-    return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
-
-
 def run_dev(arguments: argparse.Namespace) -> int:
     """One check, all of them (`check`), or a generator."""
     match arguments.check:
         case "generate":
+            PAGE.write_text(settings_page())
             return generate(ROOT / "protos")
         case "lock":
             write_locks(ROOT)

@@ -24,7 +24,7 @@ def write_locks(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     for name, extras in LOCKS.items():
         wanted = [*project["dependencies"], *_extra_lines(project, extras)]
-        pins = sorted(set(_closure(wanted)) - {"torch"})
+        pins = sorted(set(closure(wanted)) - {"torch"})
         lines = [f"{pin}=={_version(pin)}" for pin in pins]
         (root / name).write_text("\n".join(lines) + "\n")
     (root / "requirements-torch.lock").write_text(f"torch=={_version('torch')}\n")
@@ -35,7 +35,8 @@ def _extra_lines(project: dict[str, dict[str, list[str]]], extras: Iterable[str]
         yield from project["optional-dependencies"][extra]
 
 
-def _closure(lines: Iterable[str]) -> set[str]:
+def closure(lines: Iterable[str]) -> set[str]:
+    """Canonical names of everything that these requirement lines bring in."""
     found: set[str] = set()
     pending = [Requirement(line) for line in lines]
     while pending:

@@ -34,9 +34,13 @@ READY_SECONDS = 3600.0  # large checkpoints load for long; a failed start ends t
 def add_commands(commands: Subparsers) -> None:
     """Register up, down and logs."""
     start = commands.add_parser("up", help="start the five processes", allow_abbrev=False)
-    start.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="folder of a checkpoint")
-    start.add_argument("--port", type=int, default=8000)
-    start.add_argument("--host", default="127.0.0.1", help="address the gateway listens on")
+    add = start.add_argument
+    model = os.environ.get("WARHORSE_MODEL") or DEFAULT_MODEL
+    port = os.environ.get("WARHORSE_PORT") or 8000
+    host = os.environ.get("WARHORSE_HOST") or "127.0.0.1"
+    add("--model", type=Path, default=model, help="folder of a checkpoint; default: the nano one")
+    add("--port", type=_port, default=port, help="of the gateway; default: 8000")
+    add("--host", default=host, help="address the gateway listens on; default: 127.0.0.1")
     start.add_argument("--detach", action="store_true", help="return when the stack is ready")
     start.add_argument("--docker", action="store_true", help="run in containers")
     for name in sorted(_setting_flags()):
@@ -51,6 +55,12 @@ def add_commands(commands: Subparsers) -> None:
     add_project(logs).set_defaults(command=run_logs)
 
 
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
 def _setting_flags() -> set[str]:
     """Flags for the variables of the compose file that have none of their own."""
     own = {"model", "port", "host", "gateway-host"}
@@ -63,9 +73,8 @@ def run_up(arguments: argparse.Namespace) -> int:
     """Start the stack; in the foreground until Ctrl-C unless --detach is given."""
     variables = _variables(arguments)
     if arguments.docker:
-        return run_compose(
-            arguments.project, "up", "--detach", "--wait", "--build", variables=variables
-        )
+        url = _url(arguments.host, arguments.port)
+        return _containers(arguments.project, url, variables)
     paths = StackPaths.of(arguments.project)
     running = StackState.read(paths.file)
     if running is not None and running.alive:
@@ -74,6 +83,18 @@ def run_up(arguments: argparse.Namespace) -> int:
     if arguments.detach:
         return _detach(paths)
     return _foreground(arguments, paths, variables)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+def _containers(project: str, url: str, variables: dict[str, str]) -> int:
+    """Start the containers, which go on running, and wait until all are healthy."""
+    code = run_compose(project, "up", "--detach", "--wait", "--build", variables=variables)
+    if code == 0:
+        say(f"ready at {url}\n{_example(url)}")
+    return code
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -85,11 +106,14 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
         for name in _setting_flags()
         if (value := getattr(arguments, name.replace("-", "_"))) is not None
     }
-    if script := given.get("WARHORSE_SCRIPT"):
+    if arguments.docker and ":" in str(model):
+        raise UserError(f"--model {model}: a container cannot mount a folder with : in its name")
+    if script := given.get("WARHORSE_SCRIPT") or os.environ.get("WARHORSE_SCRIPT"):
         if not Path(script).is_file():
             raise UserError(f"--script {script}: no such file")
         given["WARHORSE_SCRIPT"] = str(Path(script).resolve())
-    given.setdefault("WARHORSE_SERVED_MODEL_NAME", model.name)
+    if not os.environ.get("WARHORSE_SERVED_MODEL_NAME"):
+        given.setdefault("WARHORSE_SERVED_MODEL_NAME", model.name)
     own = {"MODEL": str(model), "PORT": str(arguments.port), "HOST": arguments.host}
     if not arguments.docker:
         own["GATEWAY_HOST"] = arguments.host
@@ -114,8 +138,7 @@ def _foreground(arguments: argparse.Namespace, paths: StackPaths, variables: dic
     shutil.rmtree(paths.logs, ignore_errors=True)
     shutil.rmtree(paths.run, ignore_errors=True)
     me = psutil.Process()
-    host = "127.0.0.1" if arguments.host == "0.0.0.0" else arguments.host
-    url = f"http://{host}:{arguments.port}"
+    url = _url(arguments.host, arguments.port)
     state = StackState(me.pid, me.create_time(), url, str(variables["WARHORSE_MODEL"]))
     code = asyncio.run(_supervise(Supervisor(services, paths, state), state))
     shutil.rmtree(paths.run, ignore_errors=True)
@@ -155,7 +178,12 @@ def _detach(paths: StackPaths) -> int:
         if state is not None and state.ready:
             say(f"ready at {state.url}\n{_example(state.url)}")
             return 0
-        time.sleep(0.05)
+        try:
+            time.sleep(0.05)
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            raise
     raise UserError((paths.state / "up.log").read_text().strip().removeprefix("warhorse: "))
 
 

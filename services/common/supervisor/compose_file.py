@@ -19,6 +19,7 @@ CONDITIONS = ("service_started", "service_healthy")
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?:(?P<op>:[-?+])(?P<arg>[^}]*))?\})")
+_MOUNT = re.compile(r"(?P<source>.+):(?P<target>/[^:]*)(?::(?:ro|rw))?", re.DOTALL)
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -65,6 +66,15 @@ def load_services(path: Path, variables: Mapping[str, str]) -> dict[str, Service
 def variable_names(path: Path) -> set[str]:
     """Names of all variables that the file refers to."""
     return {m["name"] for m in _VARIABLE.finditer(path.read_text()) if m["name"]}
+
+
+def variable_defaults(path: Path) -> dict[str, str | None]:
+    """Every variable of the file and what stands in for it when it is not set; None: required."""
+    found: dict[str, str | None] = {}
+    for match in _VARIABLE.finditer(path.read_text()):
+        if match["name"] and match["op"] != ":+":
+            found.setdefault(match["name"], None if match["op"] == ":?" else match["arg"] or "")
+    return found
 
 
 def _interpolate(value: Any, variables: Mapping[str, str]) -> Any:
@@ -131,8 +141,10 @@ def _health(name: str, raw: dict[str, Any] | None) -> HealthCheck:
 
 
 def _mount(text: str) -> tuple[str, str]:
-    source, target, *_ = text.split(":")
-    return target, source
+    match = _MOUNT.fullmatch(text)
+    if match is None:
+        raise ComposeError(f"{text!r} is not a volume such as SOURCE:/TARGET or SOURCE:/TARGET:ro")
+    return match["target"], match["source"]
 
 
 def _seconds(text: str) -> float:

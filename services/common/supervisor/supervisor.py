@@ -2,7 +2,8 @@
 
 One asyncio task per service: wait for its dependencies, start it, watch its health, start it
 again when it ends. A service that ends before it was ever healthy fails the whole start, with
-its last error line: a wrong checkpoint is not worth a second try.
+its first error line: a wrong checkpoint is not worth a second try. So does one that is still not
+healthy when its start period and the retries after it are over.
 """
 
 from __future__ import annotations
@@ -55,11 +56,19 @@ class Supervisor:
         self._paths.run.mkdir(parents=True, exist_ok=True)
         self._state.write(self._paths.file)
         tasks = [asyncio.create_task(self._keep(spec)) for spec in self._services.values()]
+        for task in tasks:
+            task.add_done_callback(self._kept)
         await self._stopping.wait()
         await self._stop_all()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._paths.file.unlink() if not self._state.failure else self._publish()
         return 1 if self._state.failure else 0
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        """A service that cannot be looked after any more ends the stack."""
+        if error := task.exception():
+            log.error("a service cannot be kept", exc_info=error)
+            self._fail(str(error))
 
     async def _keep(self, spec: ServiceSpec) -> None:
         failures = 0
@@ -90,12 +99,15 @@ class Supervisor:
 
     def _restartable(self, spec: ServiceSpec, code: int) -> bool:
         if spec.name not in self._once_healthy:
-            self._state.failure = f"{spec.name} could not start: {self._first_error(spec.name)}"
-            self._stopping.set()
+            self._fail(f"{spec.name} could not start: {self._first_error(spec.name)}")
             return False
         return spec.restart in ("always", "unless-stopped") or (
             spec.restart == "on-failure" and code != 0
         )
+
+    def _fail(self, reason: str) -> None:
+        self._state.failure = self._state.failure or reason
+        self._stopping.set()
 
     async def _start(self, spec: ServiceSpec) -> asyncio.subprocess.Process:
         command = [sys.executable if part == "python" else self._local(spec, part)
@@ -110,16 +122,16 @@ class Supervisor:
             )  # fmt: skip
 
     def _local(self, spec: ServiceSpec, text: str) -> str:
-        """`text` with the container's paths replaced by their sources here."""
+        """`text` with its source here in place of a path in the container."""
         for target, source in spec.mounts.items():
             here = str(self._paths.run) if source == "run" else source
-            if text == target:
-                return here
-            text = text.replace(f"{target}/", f"{here}/")
+            if text == target or text.startswith(f"{target}/"):
+                return here + text.removeprefix(target)
         return text
 
     async def _watch_health(self, spec: ServiceSpec) -> None:
         check, record, bad = spec.health, self._records[spec.name], 0
+        deadline = time.monotonic() + check.start_period + check.retries * check.interval
         command = tuple(self._local(spec, part) for part in check.command)
         while True:
             good = await _healthy(command, check)
@@ -128,8 +140,9 @@ class Supervisor:
             if healthy != record.healthy:
                 record.healthy = healthy
                 await self._notify()
-            starting = spec.name not in self._once_healthy or not record.healthy
-            await asyncio.sleep(STARTING_POLL_SECONDS if starting else check.interval)
+            if spec.name not in self._once_healthy and time.monotonic() > deadline:
+                self._fail(f"{spec.name} did not become healthy in time")
+            await asyncio.sleep(check.interval if record.healthy else STARTING_POLL_SECONDS)
 
     async def _dependencies_met(self, spec: ServiceSpec) -> bool:
         def met() -> bool:

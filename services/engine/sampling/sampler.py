@@ -89,10 +89,6 @@ class Sampler:
         """Forget a sequence."""
         del self._kept[sequence]
 
-    def logprobs_asked(self, sequence: SequenceId) -> int | None:
-        """Length of the top lists of a sequence; None for no log-probabilities."""
-        return self._kept[sequence].params.logprobs
-
     def sample(self, logits_RV: torch.Tensor, groups: Sequence[RowGroup]) -> list[Drawn]:
         """What each group gets; `logits_RV` fp32 has the rows of all groups.
 

@@ -38,9 +38,12 @@ def _as_parts(value: Any) -> Any:
 
 def _as_json_text(value: Any) -> Any:
     """History may hold arguments as an object; the renderer takes JSON text."""
-    if isinstance(value, dict):
+    if not isinstance(value, dict):
+        return value
+    try:
         return orjson.dumps(value).decode()
-    return value
+    except orjson.JSONEncodeError:
+        raise ValueError("nested too deeply") from None
 
 
 class FunctionCall(Lenient):

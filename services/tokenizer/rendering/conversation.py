@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from warhorse.v1 import common_pb2, tokenizer_pb2
@@ -33,10 +33,6 @@ class Message:
     calls: tuple[PastCall, ...] = ()
     call_id: str = ""
     name: str = ""
-
-    def with_text(self, text: str) -> Message:
-        """Return the message with one text instead of its parts."""
-        return replace(self, parts=(text,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,39 @@
+"""Uvicorn's HTTP/1.1 protocol with a bound on the size of a request's head."""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 4 << 20
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Closes a connection whose request line and headers exceed `MAX_HEAD_BYTES`.
+
+    The parser under it holds a header in memory until the header ends, however long it is.
+    Bytes are counted per read, so the bound is exact to within one read (256 KiB).
+    """
+
+    _head_bytes = 0
+    _in_body = False
+
+    def data_received(self, data: bytes) -> None:
+        """Count what arrives while a head is open."""
+        if not self._in_body:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_body and self._head_bytes > MAX_HEAD_BYTES:
+            self._head_bytes = 0
+            if not self.transport.is_closing():
+                self.logger.warning("The head of a request is too large.")
+                self.send_400_response("The head of the request is too large.")
+
+    def on_headers_complete(self) -> None:
+        """The head ends here."""
+        self._in_body, self._head_bytes = True, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next byte belongs to the head of the next request."""
+        self._in_body = False
+        super().on_message_complete()
