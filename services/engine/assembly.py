@@ -101,7 +101,7 @@ class Assembly:
             model=self.info,
             cache_groups=to_cache_groups(load),
             weight_bytes=self.weight_bytes,
-            regions_pinned=False,
+            regions_pinned=self.store is not None and self.store.arena_pinned,
             device=self.config.device,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,

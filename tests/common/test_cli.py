@@ -13,6 +13,7 @@ import pytest
 
 from services.common.cli import up
 from services.common.cli.main import main
+from services.common.supervisor.state import StackState
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "abc", "1" * 30, "8000.5"])
@@ -64,6 +65,46 @@ def test_settings_come_from_the_environment_and_flags_win(
     assert variables["WARHORSE_SCRIPT"] == str(script)
     assert main(["up", "--port", "8124", "--served-model-name", "y"]) == 0
     assert (variables["WARHORSE_PORT"], variables["WARHORSE_SERVED_MODEL_NAME"]) == ("8124", "y")
+
+
+def test_a_home_that_cannot_hold_state_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "file"
+    home.write_text("")
+    monkeypatch.setenv("WARHORSE_HOME", str(home))
+    assert main(["up"]) == 1
+    assert "WARHORSE_HOME" in capsys.readouterr().err
+    assert not variables
+
+
+def test_only_one_up_of_a_project_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARHORSE_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "_check_port", lambda host, port: None)
+    codes: list[int] = []
+
+    def again(*_: object) -> int:
+        monkeypatch.setattr(up, "_foreground", lambda *_: 0)
+        codes.append(main(["up"]))
+        return 0
+
+    monkeypatch.setattr(up, "_foreground", again)
+    assert main(["up"]) == 0
+    assert codes == [1]
+    assert "another `up`" in capsys.readouterr().err
+    assert main(["up"]) == 0
+
+
+@pytest.mark.parametrize("content", ["", '{"pid": 1', "[]", '{"pid": 1}', '{"services": [1]}'])
+def test_a_damaged_report_counts_as_none(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "supervisor.json"
+    file.write_text(content)
+    assert StackState.read(file) is None
 
 
 class Echo(BaseHTTPRequestHandler):

@@ -8,7 +8,8 @@ from typing import Any
 
 from services.engine.cache.external import ExternalStore
 from services.engine.config import CoreConfig
-from services.engine.core import EngineCore
+from services.engine.core import EngineCore, ExecutorFactory
+from services.engine.runtime.executor import LocalExecutor
 from services.engine.scheduler.drafts import DraftSource
 from services.engine.scheduler.messages import (
     EngineEvent,
@@ -134,6 +135,7 @@ class Bench:
         *,
         store: ExternalStore | None = None,
         drafts: DraftSource | None = None,
+        make_executor: ExecutorFactory = LocalExecutor,
     ) -> EngineCore:
         core = EngineCore(
             model or ToyModel(),
@@ -142,6 +144,7 @@ class Bench:
             store,
             drafts=drafts,
             clock=self.clock,
+            make_executor=make_executor,
         )
         self._cores.append(core)
         return core

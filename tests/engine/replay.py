@@ -11,7 +11,6 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from services.engine.runtime.executor import LocalExecutor
 from services.engine.scheduler.messages import RequestSampling
@@ -44,10 +43,9 @@ def record() -> list[str]:
         made.append(RecordingExecutor(*args))
         return made[-1]
 
-    with mock.patch("services.engine.core.LocalExecutor", executor):
-        bench = Bench()
-        settings = config(max_model_len=96, num_kv_tokens=144, max_num_seqs=3, state_slots=6)
-        core = bench.core(settings=settings)
+    bench = Bench()
+    settings = config(max_model_len=96, num_kv_tokens=144, max_num_seqs=3, state_slots=6)
+    core = bench.core(settings=settings, make_executor=executor)
     sampling = RequestSampling(temperature=1.0, seed=1, presence_penalty=0.5)
     core.submit(request("long", prompt(60), 20))
     core.submit(request("pair", prompt(20), 9, n=2, sampling=sampling))

@@ -119,7 +119,7 @@ async def test_killed_core_is_reported_and_replaced(tiny: Path) -> None:
         os.kill(core, signal.SIGKILL)
         started = time.monotonic()
         errors = await asyncio.gather(*(failure_of(call) for call in calls))
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5.0
         assert {e.reason for e in errors} == {ErrorReason.ERROR_REASON_ENGINE_LOST}
         await engine.wait_until_serving()
         assert engine.core_pid() != core

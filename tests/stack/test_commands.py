@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 
 from services.common.supervisor.state import ROOT
@@ -81,6 +83,27 @@ def test_up_in_the_foreground_prints_url_and_curl_line_and_ctrl_c_stops_all(tmp_
     assert terminal.wait(30) == 0
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not stack.paths.run.exists()
+
+
+def test_up_works_at_once_after_the_supervisor_was_killed_in_mid_stream(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "home")
+    with running(stack):
+        old = [row["pid"] for row in stack.status().values()]
+        body = {**BODY, "stream": True, "max_tokens": 3000, "ignore_eos": True}
+        request = Request(
+            f"{stack.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urlopen(request, timeout=30) as stream:
+            stream.readline()
+            os.kill(json.loads(stack.paths.file.read_text())["pid"], signal.SIGKILL)
+            again = stack.up()
+        assert again.returncode == 0, again.stderr
+        assert not [pid for pid in old if psutil.pid_exists(pid)]
+        rows = stack.status()
+        assert all(row["healthy"] and "no answer" not in row["load"] for row in rows.values())
+        assert "81" in stack.command("chat", "What is 23 + 58?").stdout
 
 
 def test_a_scripted_engine_replays_text_byte_for_byte(tmp_path: Path) -> None:

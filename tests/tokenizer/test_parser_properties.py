@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.tokenizer.parsing.calls import CallPolicy
@@ -86,6 +86,7 @@ def test_output_does_not_depend_on_the_cut(
 
 @settings(max_examples=400, deadline=None)
 @given(parts=NOISE, finish=FINISH, thinking=st.booleans())
+@example(parts=["<tool_call>", "<function=", "<", "<tool_call>"], finish="stop", thinking=False)
 def test_noise_never_breaks_the_contract(parts: list[str], finish: str, thinking: bool) -> None:
     result = parse(parts, finish, thinking=thinking)
     for marker in STRUCTURAL:

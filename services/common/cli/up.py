@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -13,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,7 @@ import psutil
 
 from services.common.cli.base import UserError, add_project, say
 from services.common.supervisor.compose_file import ComposeError, load_services, variable_names
+from services.common.supervisor.orphans import end_orphans
 from services.common.supervisor.state import ROOT, StackPaths, StackState
 from services.common.supervisor.supervisor import Supervisor
 
@@ -80,9 +84,31 @@ def run_up(arguments: argparse.Namespace) -> int:
     if running is not None and running.alive:
         raise UserError(f"already running at {running.url}; stop it with ./warhorse down")
     _check_port(arguments.host, arguments.port)
+    _make_writable(paths.state)
     if arguments.detach:
         return _detach(paths)
-    return _foreground(arguments, paths, variables)
+    with _only_one(paths.state / "lock"):
+        return _foreground(arguments, paths, variables)
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; WARHORSE_HOME names another place") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder}: not writable; WARHORSE_HOME names another place")
+
+
+@contextlib.contextmanager
+def _only_one(file: Path) -> Iterator[None]:
+    """Hold a lock that the kernel gives back however this process ends."""
+    with file.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("another `up` of this project is running") from None
+        yield
 
 
 def _url(host: str, port: int) -> str:
@@ -135,6 +161,7 @@ def _foreground(arguments: argparse.Namespace, paths: StackPaths, variables: dic
     except ComposeError as error:
         raise UserError(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="warhorse: %(message)s")
+    end_orphans(paths.run, max(service.stop_grace_seconds for service in services.values()))
     shutil.rmtree(paths.logs, ignore_errors=True)
     shutil.rmtree(paths.run, ignore_errors=True)
     me = psutil.Process()
@@ -164,7 +191,6 @@ def _example(url: str) -> str:
 
 def _detach(paths: StackPaths) -> int:
     """Run the same command without --detach in a session of its own; wait until it is ready."""
-    paths.state.mkdir(parents=True, exist_ok=True)
     paths.file.unlink(missing_ok=True)
     command = [word for word in sys.argv[1:] if word != "--detach"]
     with (paths.state / "up.log").open("wb") as output:

@@ -72,11 +72,14 @@ class StackState:
 
     @classmethod
     def read(cls, path: Path) -> StackState | None:
-        """The last report, or None when there is none."""
+        """The last report, or None when there is none, or none that this version wrote."""
         if not path.exists():
             return None
-        raw = json.loads(path.read_text())
-        return cls(**{**raw, "services": [ServiceState(**s) for s in raw["services"]]})
+        try:
+            raw = json.loads(path.read_text())
+            return cls(**{**raw, "services": [ServiceState(**s) for s in raw["services"]]})
+        except (ValueError, TypeError, KeyError):
+            return None
 
     @property
     def alive(self) -> bool:

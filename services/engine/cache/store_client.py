@@ -17,6 +17,7 @@ from warhorse.v1 import kvcache_pb2, kvcache_pb2_grpc
 
 from services.common.errors import ServiceError, from_rpc_error
 from services.common.grpc_client import connect
+from services.common.pinned import PinnedRegistration
 from services.common.shm import MappedRegion, open_region
 from services.engine.cache.external import (
     LoadDone,
@@ -83,6 +84,7 @@ class StoreClient:
         self._thread = threading.Thread(target=self._run, name="kvcache-client", daemon=True)
         self._mover: PageMover | None = None
         # Below: event loop only, except that `connected` reads `_session`.
+        self.arena_pinned = False  # whether the arena is registered with the GPU's driver
         self._session: StoreSession | None = None
         self._delay = self._config.first_retry_seconds
         self._told = ""
@@ -174,10 +176,12 @@ class StoreClient:
             stream = stub.Session()
             opened = await self._open(stream)
             arena = open_region(opened.arena, self._run_dir)
+            self.arena_pinned = PinnedRegistration(arena).pinned  # undone when arena is closed
             try:
                 await self._serve(stub, stream, opened, arena)
             finally:
                 self._session = None
+                self.arena_pinned = False
                 await self._fail_outstanding()
                 stream.cancel()
                 arena.close()

@@ -227,7 +227,8 @@ class _Name(State):
     def marker(self, token: Token) -> None:
         if token.name in (THINK_OPEN, THINK_CLOSE):
             return
-        self._grammar.parser.calls.begin(self._name.strip())
+        broken = "<" in self._name  # of a marker that was not completed: no tool is called so
+        self._grammar.parser.calls.begin("" if broken else self._name.strip())
         self._grammar.go(self._grammar.body)
         self._grammar.structure(token)
 

@@ -16,6 +16,7 @@ _LENGTH = struct.Struct("<I")
 _WORKER = "services.tokenizer.rendering.worker"
 # Beyond the worker's own alarm: a worker that is stopped (SIGSTOP) or starved is ended too.
 _GRACE_SECONDS = 5.0
+_DIED = (asyncio.IncompleteReadError, ConnectionError)
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,24 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The worker's reply. A worker that died gets one successor: it may have been dead before
+        the request came. Raises RenderError."""
         data = json.dumps(request).encode()
+        for _ in range(2):
+            try:
+                return await self._attempt(data)
+            except _DIED:
+                await self.close()
+            except TimeoutError:
+                await self.close()
+                break
+        seconds = self._limits.seconds
+        raise RenderError(f"it took more than {seconds:g} s or too much memory")
+
+    async def _attempt(self, data: bytes) -> dict[str, Any]:
         process = await self._running()
-        try:
-            async with asyncio.timeout(self._limits.seconds + _GRACE_SECONDS):
-                return await _exchange(process, data)
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            await self.close()
-            seconds = self._limits.seconds
-            raise RenderError(f"it took more than {seconds:g} s or too much memory") from None
+        async with asyncio.timeout(self._limits.seconds + _GRACE_SECONDS):
+            return await _exchange(process, data)
 
     async def start(self) -> None:
         await self._running()
