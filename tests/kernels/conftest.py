@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from kernels import backend
+from tests.kernels import interpreter
 
-HAS_TRITON = backend.has_package("triton")
-NEED_TRITON = ["test_aot.py", "test_bench.py", "test_interpreter.py", "test_quant_linear_triton.py"]
-collect_ignore = [] if HAS_TRITON else NEED_TRITON
-
-if HAS_TRITON and backend.interpreted():
-    from tests.kernels import interpreter
-
+if backend.interpreted():
     interpreter.install()
 
 
