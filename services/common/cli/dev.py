@@ -24,7 +24,7 @@ def add_commands(commands: Subparsers) -> None:
     test.set_defaults(command=run_test, takes_rest=True)
     dev = commands.add_parser("dev", help="checks for developers")
     dev.add_argument(
-        "check", nargs="?", default="check", choices=["check", "generate", "lock", *CHECKS]
+        "check", nargs="?", default="check", choices=["check", "generate", "lock", "aot", *CHECKS]
     )
     dev.set_defaults(command=run_dev)
     bench = commands.add_parser("bench", help="run a benchmark of tests/benchmarks")
@@ -51,6 +51,8 @@ def run_dev(arguments: argparse.Namespace) -> int:
         case "lock":
             write_locks(ROOT)
             return 0
+        case "aot":
+            return run(sys.executable, "-m", "kernels.aot")
         case "check":
             return max([_report(name) for name in CHECKS])
         case name:
