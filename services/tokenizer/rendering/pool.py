@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -84,7 +85,8 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.returncode is None:
+        # It may have ended by itself a moment ago, which the event loop has not noticed yet.
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
         await asyncio.shield(process.wait())
         if process.stdin is not None:
@@ -100,6 +102,8 @@ def _environment() -> dict[str, str]:
 
 async def _exchange(process: asyncio.subprocess.Process, data: bytes) -> dict[str, Any]:
     assert process.stdin is not None and process.stdout is not None
+    if process.stdin.is_closing():  # the other end is gone, the exit status not yet known
+        raise ConnectionResetError("the worker has closed its input")
     process.stdin.write(_LENGTH.pack(len(data)) + data)
     await process.stdin.drain()
     length = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))[0]
