@@ -68,7 +68,7 @@ class Assembly:
         config = _core_config(
             flags, model, device, _fingerprint(weights, tokenizer, dtype, model.groups)
         )
-        tables = open_tables(flags, model.ngram, device)
+        tables = open_tables(flags, model.ngrams, device)
         store = _store(flags, config)
         try:
             core = EngineCore(model, config, tables.source, store)

@@ -65,7 +65,7 @@ class EngineCore:
         self._clock = clock
         self._state = SchedulerState(config, cache)
         self._admission = Admission(self._state, model.vocab_size)
-        context = 0 if model.ngram is None else model.ngram.context_tokens
+        context = max((n.context_tokens for n in model.ngrams), default=0)
         self._planner = Planner(self._state, context, drafts)
         self._executor = make_executor(model, pools, tables, device)
         self._transfers = Transfers(self._state, store)
@@ -197,5 +197,7 @@ def _check_model(model: StageModel, config: CoreConfig, tables: TableSource | No
             f"max_model_len is {config.max_model_len} and the model has {model.max_positions} "
             "positions"
         )
-    if model.ngram is not None and tables is None:
-        raise ValueError(f"the model reads the n-gram table {model.ngram.table} and none is given")
+    given = {} if tables is None else tables.tables
+    for ngram in model.ngrams:
+        if ngram.table not in given:
+            raise ValueError(f"the model reads the n-gram table {ngram.table} and it is not given")

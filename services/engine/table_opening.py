@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from services.common.checkpoint import Checkpoint
 from services.common.errors import ServiceError, StartupError
 from services.common.grpc_client import connect, socket_target
 from services.common.ngram_table import TableLayout, find_tables
-from services.engine.checkpoints.local_table import LocalTable
+from services.engine.checkpoints.local_table import local_tables
 from services.engine.flags import EngineFlags
 from services.engine.models.base import NgramHash
 from services.engine.runtime.tables import RemoteTable, attach_tables, check_table, retried
@@ -38,7 +39,7 @@ class Closable(Protocol):
 
 @dataclass
 class Tables:
-    """The table of the model (None where it has none) and what to close in the end."""
+    """The tables of the model (None where it has none) and what to close in the end."""
 
     source: TableSource | None = None
     from_offload: bool = False
@@ -50,20 +51,21 @@ class Tables:
             self.held.pop().close()
 
 
-def open_tables(flags: EngineFlags, ngram: NgramHash | None, device: torch.device) -> Tables:
-    """The rows that `ngram` asks for.
+def open_tables(flags: EngineFlags, ngrams: Sequence[NgramHash], device: torch.device) -> Tables:
+    """The rows that `ngrams` ask for.
 
     An address of a Unix socket means this host: the table is mapped. Raises StartupError where
     the served table is not the checkpoint's, ServiceError where nobody answers in time.
     """
-    if ngram is None:
+    if not ngrams:
         return Tables()
+    names = {n.table for n in ngrams}
     checkpoint = Checkpoint.open(flags.model)
     if flags.offload_address == NO_PEER:
         logger.warning("no offload service: n-gram rows are read from the checkpoint's files")
-        return Tables(LocalTable.open(checkpoint, ngram.table, device))  # it keeps the maps
+        return Tables(local_tables(checkpoint, device))  # they keep the maps
     with checkpoint:
-        layouts = [t for t in find_tables(checkpoint) if t.name == ngram.table]
+        layouts = [t for t in find_tables(checkpoint) if t.name in names]
     address = flags.offload_address or socket_target(flags.run_dir.absolute(), "offload")
     try:
         return asyncio.run(_from_offload(flags, address, layouts, device))
@@ -77,8 +79,8 @@ async def _from_offload(
     flags: EngineFlags, address: str, layouts: list[TableLayout], device: torch.device
 ) -> Tables:
     if not address.startswith("unix:"):
-        remote = await _remote(address, layouts[0], flags.instance, device)
-        return Tables(remote, from_offload=True, held=[remote])
+        remote = {t.name: await _remote(address, t, flags.instance, device) for t in layouts}
+        return Tables(TableSource(remote), from_offload=True, held=[*remote.values()])
     mapped = await attach_tables(
         address,
         flags.run_dir.absolute(),
@@ -87,8 +89,7 @@ async def _from_offload(
         device=device,
         retry_seconds=ATTACH_SECONDS,
     )
-    table = mapped[layouts[0].name]
-    return Tables(table, from_offload=True, held=[table])
+    return Tables(TableSource(mapped), from_offload=True, held=[*mapped.values()])
 
 
 async def _remote(

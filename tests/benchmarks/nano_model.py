@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from services.common.checkpoint import Checkpoint
-from services.engine.checkpoints.local_table import LocalTable
+from services.engine.checkpoints.local_table import local_tables
 from services.engine.models.registry import load_model
 from tests.models.runner import Live, Part, Runner
 
@@ -30,7 +30,7 @@ def milliseconds(run: Callable[[], object], repeats: int) -> tuple[float, float]
 def main() -> None:
     torch.set_num_threads(1)
     model = load_model(NANO, device=torch.device("cpu"), compute_dtype=torch.float32)
-    runner = Runner([model], LocalTable.open(Checkpoint.open(NANO)), pages=256)
+    runner = Runner([model], local_tables(Checkpoint.open(NANO)), pages=256)
     ids = [8 + i % 400 for i in range(256)]
 
     def prefill() -> None:

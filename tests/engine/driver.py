@@ -22,7 +22,7 @@ from services.engine.scheduler.messages import (
     TokensOut,
 )
 from services.engine.scheduler.plan import Logprob
-from tests.engine.toy_model import UNIT, ToyModel, ToyTable
+from tests.engine.toy_model import UNIT, ToyModel, toy_tables
 
 MAX_STEPS = 20_000
 
@@ -140,7 +140,7 @@ class Bench:
         core = EngineCore(
             model or ToyModel(),
             settings or config(),
-            ToyTable(),
+            toy_tables(),
             store,
             drafts=drafts,
             clock=self.clock,

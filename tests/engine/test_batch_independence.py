@@ -10,7 +10,7 @@ import torch
 
 from services.common.checkpoint import Checkpoint
 from services.engine.cache.external import ExternalStore, UnitHash
-from services.engine.checkpoints.local_table import LocalTable
+from services.engine.checkpoints.local_table import local_tables
 from services.engine.config import CoreConfig
 from services.engine.core import EngineCore
 from services.engine.models.base import StageModel
@@ -34,8 +34,8 @@ class Engine:
             folder, device=torch.device("cpu"), compute_dtype=torch.float32
         )
         self.tables: TableSource | None = None
-        if self.model.ngram is not None:
-            self.tables = LocalTable.open(Checkpoint.open(folder))
+        if self.model.ngrams:
+            self.tables = local_tables(Checkpoint.open(folder))
         self.requests = [self._request(i) for i in range(REQUESTS)]
         plain = self.core(enable_prefix_caching=False)
         self.alone = {r.request_id: output(run(plain, r), r.request_id) for r in self.requests}

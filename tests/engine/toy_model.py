@@ -14,6 +14,7 @@ import torch
 
 from services.engine.cache.spec import CacheGroup, CachePools, CacheTensor
 from services.engine.runtime.batch import StepBatch
+from services.engine.runtime.tables_api import TableSource
 
 VOCAB = 61
 WINDOW = 20
@@ -131,12 +132,17 @@ class ToyTable:
         return _Rows(row_ids)
 
 
+def toy_tables() -> TableSource:
+    return TableSource({ToyNgram.table: ToyTable()})
+
+
 class ToyModel:
     """`poison_token` in a step makes the logits of its sequence NaN."""
 
     vocab_size = VOCAB
     max_positions = 4096
     weight_bytes = 0
+    vision = None
 
     def __init__(
         self,
@@ -146,7 +152,7 @@ class ToyModel:
         poison_token: int | None = None,
     ) -> None:
         self.groups = groups
-        self.ngram = ToyNgram() if ngram else None
+        self.ngrams = (ToyNgram(),) if ngram else ()
         self.batch_sizes: list[int] = []
         self._by_name = {g.name: g for g in groups}
         self._poison_token = poison_token
@@ -156,7 +162,7 @@ class ToyModel:
     ) -> torch.Tensor:
         sequences = len(batch.context_B)
         self.batch_sizes.append(sequences)
-        rows = batch.ngram_rows.wait() if batch.ngram_rows is not None else None
+        rows = batch.ngram_rows["toy"].wait() if batch.ngram_rows else None
         digests: list[int] = []
         for b in range(sequences):
             digests += self._sequence(batch, pools, b, rows)

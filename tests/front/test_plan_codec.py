@@ -13,7 +13,7 @@ from warhorse.v1 import stage_pb2 as pb
 
 from services.common.checkpoint import Checkpoint
 from services.engine.cache.spec import PageId, SlotId
-from services.engine.checkpoints.local_table import LocalTable
+from services.engine.checkpoints.local_table import local_tables
 from services.engine.config import CoreConfig
 from services.engine.core import EngineCore
 from services.engine.models.registry import load_model
@@ -159,7 +159,7 @@ def generate(folder: Path, wire: bool) -> tuple[list[int], list[int]]:
     device = torch.device("cpu")
     model = load_model(folder, device=device, compute_dtype=torch.float32)
     config = CoreConfig(max_model_len=512, max_num_seqs=2, max_num_batched_tokens=64)
-    table = LocalTable.open(Checkpoint.open(folder))
+    table = local_tables(Checkpoint.open(folder))
     sizes: list[int] = []
 
     def over_wire(*parts: Any) -> Executor:

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from services.common.checkpoint import Checkpoint
-from services.engine.checkpoints.local_table import LocalTable
+from services.engine.checkpoints.local_table import local_tables
+from services.engine.layers.context import StepContext
 from services.engine.models.base import Collectives, Shard
-from services.engine.models.common import Stage
 from services.engine.models.registry import load_model
+from services.engine.models.stage import Stage
+from services.engine.runtime.tables_api import TableSource
 from tests.models.runner import Runner
 from tests.models.tiny import Family, Layout, TinyCheckpoint, save_tiny
 
@@ -46,15 +48,13 @@ def load(
     shard: Shard | None = None,
     collectives: Collectives | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Stage:
+) -> Stage[StepContext]:
     return load_model(folder, device=CPU, compute_dtype=dtype, shard=shard, collectives=collectives)
 
 
-def table_of(folder: Path) -> LocalTable | None:
-    checkpoint = Checkpoint.open(folder)
-    has_table = "ple_layer_ids" in checkpoint.config.get("text_config", checkpoint.config)
-    return LocalTable.open(checkpoint) if has_table else None
+def tables_of(folder: Path) -> TableSource:
+    return local_tables(Checkpoint.open(folder))
 
 
 def runner_of(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Runner:
-    return Runner([load(folder, dtype=dtype)], table_of(folder), seed)
+    return Runner([load(folder, dtype=dtype)], tables_of(folder), seed)

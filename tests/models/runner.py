@@ -161,13 +161,16 @@ class Runner:
         return torch.tensor([r + [-1] * (width - len(r)) for r in rows])
 
     def _rows(self, parts: Sequence[Part]):
-        hashes = [s.ngram for s in self.stages if s.ngram is not None]
+        hashes = [n for s in self.stages for n in s.ngrams]
         if not hashes:
-            return None
+            return {}
         assert self.table is not None
-        need = hashes[0].context_tokens
-        ids = [
-            hashes[0].row_ids(torch.tensor(p.tokens), torch.tensor(p.live.ids[-need:]).long())
-            for p in parts
-        ]
-        return self.table.start_gather(torch.cat(ids))
+        found = {}
+        for ngram in hashes:
+            need = ngram.context_tokens
+            ids = [
+                ngram.row_ids(torch.tensor(p.tokens), torch.tensor(p.live.ids[-need:]).long())
+                for p in parts
+            ]
+            found[ngram.table] = self.table.start_gather(ngram.table, torch.cat(ids))
+        return found

@@ -102,15 +102,15 @@ def test_weights_stay_in_their_stored_form(
     with Checkpoint.open(folder) as checkpoint:
         assert kept <= 1.05 * checkpoint.total_bytes()
     assert model.weight_bytes == served_bytes(folder)
-    rope = model.rope.inverse_F.nbytes
-    hash_constants = 0 if model.ngram is None else 8 * (3 + 8 + 8)
+    rope = model.context.rope.inverse_F.nbytes
+    hash_constants = 0 if not model.ngrams else 8 * (3 + 8 + 8)
     assert kept == model.weight_bytes + rope + hash_constants
 
 
 def test_draft_tensors_are_loaded_and_counted(get_tiny: GetTiny, tmp_path: Path) -> None:
     with_draft = load(get_tiny("qwen4_exp", "fp8").folder)
     without = load(save_tiny(tmp_path, "qwen4_exp", "fp8", mtp=False).folder)
-    assert with_draft.mtp is not None and without.mtp is None
+    assert with_draft.weights.parts.draft is not None and without.weights.parts.draft is None
     assert with_draft.weight_bytes > without.weight_bytes
 
 
@@ -119,7 +119,7 @@ def test_nano_checkpoint_loads_and_runs() -> None:
     logits = runner.run(prompt(30, seed=1), 30)
     assert logits.shape == (30, 1024)
     assert logits.isfinite().all() and logits.std() > 0
-    assert runner.stages[0].mtp is not None
+    assert runner.stages[0].weights.parts.draft is not None
 
 
 def test_models_and_layers_never_fetch_values_from_the_device() -> None:
@@ -331,4 +331,4 @@ def test_batch_without_rows_is_refused(get_tiny: GetTiny) -> None:
     runner = runner_of(get_tiny("qwen4_exp", "fp8").folder)
     batch, _ = runner._batch([Part(Live(), [1, 2])])
     with pytest.raises(ValueError, match="ngram_rows"):
-        runner.stages[0].forward(replace(batch, ngram_rows=None), runner.pools[0])
+        runner.stages[0].forward(replace(batch, ngram_rows={}), runner.pools[0])

@@ -8,7 +8,7 @@ import torch
 from services.common.ngram_table import hash_parameters
 from services.engine.checkpoints.tensors import TORCH_DTYPES
 from services.engine.models.ngram import TableHash
-from tests.models.conftest import GetTiny, load, table_of
+from tests.models.conftest import GetTiny, load, tables_of
 from tests.models.tiny import EOS, prompt
 
 # Constants of the released Qwen3.8-Flash-Next.
@@ -88,8 +88,8 @@ def test_row_ids_equal_the_oracle_at_every_cut(get_tiny: GetTiny) -> None:
     hook = module.ngram_embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     module(torch.tensor([text]), None)
     hook.remove()
-    ngram = load(tiny.folder).ngram
-    assert ngram is not None and ngram.table == "qwen4_exp.layers.1.ple"
+    (ngram,) = load(tiny.folder).ngrams
+    assert ngram.table == "qwen4_exp.layers.1.ple"
     for cut in range(1, len(text)):
         before = ngram.row_ids(ids(*text[:cut]), ids())
         after = ngram.row_ids(ids(*text[cut:]), ids(*text[max(0, cut - 2) : cut]))
@@ -104,7 +104,7 @@ def test_context_longer_than_needed_is_cut(release: TableHash) -> None:
 @pytest.mark.parametrize("layout", ["bf16", "fp8"])
 def test_local_table_gives_the_stored_rows(get_tiny: GetTiny, layout) -> None:
     tiny = get_tiny("qwen4_exp", layout)
-    table = table_of(tiny.folder)
+    table = tables_of(tiny.folder)
     rows = torch.tensor([[0, 1087, 1088, 4351], [5, 5, 2176, 3000]])
     found = table.start_gather(rows).wait()
     whole = tiny.oracle.model.language_model.layers[1].ple.ple_embedding.ngram_embedding.weight
@@ -119,7 +119,7 @@ def test_local_table_gives_the_stored_rows(get_tiny: GetTiny, layout) -> None:
 
 @pytest.mark.parametrize("bad", [-1, 4352])
 def test_local_table_refuses_rows_outside(get_tiny: GetTiny, bad: int) -> None:
-    table = table_of(get_tiny("qwen4_exp", "fp8").folder)
+    table = tables_of(get_tiny("qwen4_exp", "fp8").folder)
     with pytest.raises(IndexError, match=str(bad)):
         table.start_gather(torch.tensor([[0, bad]]))
 

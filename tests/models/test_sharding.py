@@ -10,7 +10,7 @@ import torch
 
 from services.common.checkpoint import CheckpointError
 from services.engine.models.base import Shard
-from tests.models.conftest import GetTiny, load, runner_of, table_of
+from tests.models.conftest import GetTiny, load, runner_of, tables_of
 from tests.models.runner import Runner
 from tests.models.tiny import Family, Layout, prompt, save_tiny
 
@@ -54,7 +54,7 @@ def run_ranks(tiny_folder, ids: list[int], chunk: int, world: int) -> list[torch
     def run(rank: int) -> torch.Tensor:
         collectives = ThreadCollectives(rank, world, shared)
         model = load(tiny_folder, Shard(rank=rank, world=world), collectives)
-        return Runner([model], table_of(tiny_folder)).run(ids, chunk)
+        return Runner([model], tables_of(tiny_folder)).run(ids, chunk)
 
     with ThreadPoolExecutor(world) as threads:
         return list(threads.map(run, range(world)))
@@ -85,12 +85,12 @@ def test_two_stages_equal_one_at_every_cut(get_tiny: GetTiny, cut: int) -> None:
     folder = get_tiny("qwen4_exp", "fp8").folder
     ids = prompt(50, seed=43)
     stages = [load(folder, Shard(last_layer=cut)), load(folder, Shard(first_layer=cut))]
-    assert [s.ngram is not None for s in stages] == [cut > 1, cut <= 1]
-    assert [s.mtp is not None for s in stages] == [False, True]
+    assert [bool(s.ngrams) for s in stages] == [cut > 1, cut <= 1]
+    assert [s.weights.parts.draft is not None for s in stages] == [False, True]
     whole = load(folder)
     assert sum(s.weight_bytes for s in stages) == whole.weight_bytes
-    found = Runner(stages, table_of(folder)).run(ids, 9)
-    assert torch.equal(found, Runner([whole], table_of(folder)).run(ids, 9))
+    found = Runner(stages, tables_of(folder)).run(ids, 9)
+    assert torch.equal(found, Runner([whole], tables_of(folder)).run(ids, 9))
 
 
 def test_three_stages_equal_one_for_the_dense_family(get_tiny: GetTiny) -> None:

@@ -78,14 +78,14 @@ class GenerateRequest(_message.Message):
     request_id: str
     model: str
     prompt_token_ids: bytes
-    images: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    images: _containers.RepeatedCompositeFieldContainer[_tokenizer_pb2.ImageInput]
     sampling: SamplingParams
     stopping: StoppingParams
     output: OutputParams
     n: int
     priority: int
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tokenizer_pb2.ImageInput, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top")

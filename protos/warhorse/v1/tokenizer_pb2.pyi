@@ -127,10 +127,24 @@ class RenderResponse(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: str
-    images: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    images: _containers.RepeatedCompositeFieldContainer[ImageInput]
     start_state: ParseState
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ImageInput(_message.Message):
+    __slots__ = ("pixels", "region", "offset", "length", "digest")
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    pixels: _tensor_pb2.Tensor
+    region: _tensor_pb2.Region
+    offset: int
+    length: int
+    digest: bytes
+    def __init__(self, pixels: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., region: _Optional[_Union[_tensor_pb2.Region, _Mapping]] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
     __slots__ = ("text", "add_special_tokens", "parse_special")

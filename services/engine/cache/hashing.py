@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from services.engine.cache.external import UnitHash
-from services.engine.scheduler.messages import ImageSpan
+from services.engine.images import ImageSpan
 
 
 def root_hash(fingerprint: str, salt: str) -> UnitHash:

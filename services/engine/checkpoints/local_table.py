@@ -10,6 +10,7 @@ import torch
 from services.common.checkpoint import Checkpoint, CheckpointError
 from services.common.ngram_table import TableLayout, find_tables
 from services.engine.checkpoints.tensors import refuse_nan_codes
+from services.engine.runtime.tables_api import TableSource
 
 _CHUNK = 1 << 26
 
@@ -81,3 +82,9 @@ class LocalTable:
             for start in range(0, flat.size, _CHUNK):
                 codes = torch.from_numpy(flat[start : start + _CHUNK].copy())
                 refuse_nan_codes(codes, info)
+
+
+def local_tables(checkpoint: Checkpoint, device: torch.device | None = None) -> TableSource:
+    """Every n-gram table of a checkpoint, from its files."""
+    device = device or torch.device("cpu")
+    return TableSource({t.name: LocalTable(checkpoint, t, device) for t in find_tables(checkpoint)})

@@ -50,6 +50,13 @@ class StepContext:
         """Page table int64 [B, P] of a paged group."""
         return self.batch.page_tables[group]
 
+    def ngram_rows(self, table: str) -> torch.Tensor:
+        """Rows of an n-gram table for every token, as stored; waits for them."""
+        rows = self.batch.ngram_rows.get(table)
+        if rows is None:
+            raise ValueError(f"the batch holds no ngram_rows of table {table}")
+        return rows.wait()
+
     def read_state(self, name: str) -> torch.Tensor:
         """The state tensor `name` of every sequence, [B, ...]; zeros where it starts afresh."""
         pool = self.pools[STATE_GROUP][name]

@@ -10,13 +10,14 @@ from kernels.embedding import embedding
 from services.engine.checkpoints.loader import WeightReader, even_part
 from services.engine.layers.linear import Linear
 from services.engine.models.base import Collectives
+from services.engine.runtime.batch import StepBatch
 
 # Legend: T tokens, N rows that need logits, H hidden.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbedding:
-    """ids int64 [T] to fp32 [T, H]; each rank holds an even share of the rows."""
+    """Tokens of a batch to fp32 [T, H], images in their places; a rank holds an even share."""
 
     table: torch.Tensor
     first_row: int
@@ -30,7 +31,14 @@ class TokenEmbedding:
         table = reader.tensor(f"{name}.weight", (vocab, hidden), part)
         return cls(table, part.ranges[0][0] if part else 0, collectives)
 
-    def __call__(self, ids_T: torch.Tensor) -> torch.Tensor:
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        rows_TH = self.rows(batch.token_ids_T)
+        if batch.images is None:
+            return rows_TH
+        return rows_TH.index_copy_(0, batch.images.rows_R, batch.images.values_RH.float())
+
+    def rows(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Embeddings fp32 [T, H] of ids int64 [T] alone."""
         rows = embedding(ids_T, self.table, self.first_row).float()
         return self.collectives.all_reduce(rows)
 

@@ -40,6 +40,7 @@ class PleLayer:
 
     name: str  # of its state tensor
     config: PleConfig
+    table: str  # name of the n-gram table
     table_scale: float
     key: Linear
     value: Linear
@@ -50,7 +51,7 @@ class PleLayer:
 
     @classmethod
     def load(
-        cls, reader: WeightReader, name: str, config: PleConfig, table_scale: float
+        cls, reader: WeightReader, name: str, config: PleConfig, table: str, table_scale: float
     ) -> PleLayer:
         streams = config.streams
         width, hidden = streams.width, streams.hidden
@@ -61,6 +62,7 @@ class PleLayer:
         return cls(
             name=name,
             config=config,
+            table=table,
             table_scale=table_scale,
             key=Linear.replicated(reader, "key_proj", (width, config.embed)),
             value=Linear.replicated(reader, "value_proj", (hidden, config.embed)),
@@ -79,9 +81,7 @@ class PleLayer:
         self, streams_TX: torch.Tensor, ctx: StepContext, dtype: torch.dtype
     ) -> torch.Tensor:
         """fp32 [T, X]; waits for the table rows of the batch."""
-        if ctx.batch.ngram_rows is None:
-            raise ValueError("the batch of a model with an n-gram table has no ngram_rows")
-        e_TE = self._values(ctx.batch.ngram_rows.wait()).to(dtype)
+        e_TE = self._values(ctx.ngram_rows(self.table)).to(dtype)
         key = self.norm_key(self.key(e_TE), torch.float32)
         query = self.norm_query(streams_TX)
         value = self.value(e_TE, torch.float32)

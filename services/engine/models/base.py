@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from services.engine.cache.spec import CacheGroup, CachePools
+from services.engine.images import ImageSpan
 from services.engine.runtime.batch import StepBatch
 
 
@@ -61,6 +63,36 @@ class NgramHash(Protocol):
         ...
 
 
+class VisionModel(Protocol):
+    """Turns pixels into what replaces the embeddings of an image's placeholder tokens."""
+
+    # Whether the tokens of an image attend to each other in both directions: a span is then
+    # computed within one step, and no prefix hit ends inside one.
+    atomic_spans: bool
+
+    def span_tokens(self, height: int, width: int, offset: int) -> int:
+        """Placeholder tokens of an image whose pixels are [height, width, 3].
+
+        `offset` is the position of the first one. Raises ValueError where the sizes are not such
+        that the tower takes them.
+        """
+        ...
+
+    def embed(self, pixels_HW3: torch.Tensor, offset: int) -> torch.Tensor:
+        """Embeddings [span_tokens, hidden] of one image, uint8 pixels on any device."""
+        ...
+
+    def rope_positions(
+        self, images: Sequence[ImageSpan], start: int, count: int
+    ) -> torch.Tensor | None:
+        """Rotary positions int64 [count, 3] of `count` tokens from position `start` on.
+
+        `images` are all images of the sequence. None for models whose rotary position is the
+        token's position.
+        """
+        ...
+
+
 class StageModel(Protocol):
     """The layers of one pipeline stage. Not thread-safe; one caller.
 
@@ -69,11 +101,29 @@ class StageModel(Protocol):
     no host round trip.
     """
 
-    groups: tuple[CacheGroup, ...]
-    vocab_size: int
-    max_positions: int
-    ngram: NgramHash | None
-    weight_bytes: int  # resident bytes of all weights of this shard
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def ngrams(self) -> tuple[NgramHash, ...]:
+        """Of the n-gram tables that this stage reads."""
+        ...
+
+    @property
+    def vision(self) -> VisionModel | None:
+        """On the first stage of a model that takes images."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Resident bytes of all weights of this shard."""
+        ...
 
     def forward(
         self, batch: StepBatch, pools: CachePools, hidden: torch.Tensor | None = None

@@ -1,14 +1,10 @@
-"""What both Qwen families share: config parts and the stage that runs a slice of layers."""
+"""What both Qwen families share: config parts, the context of a pass, cache groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import torch
-
-from services.common.checkpoint import CheckpointError
 from services.engine.cache.spec import CacheGroup, CachePools, CacheTensor
 from services.engine.layers.context import (
     INDEX_GROUP,
@@ -19,12 +15,9 @@ from services.engine.layers.context import (
 )
 from services.engine.layers.gated_delta_net import GatedDeltaConfig
 from services.engine.layers.rope import RotaryFrequencies
-from services.engine.models.base import NgramHash, Shard
 from services.engine.models.fields import Fields
+from services.engine.models.stage import DecoderLayer
 from services.engine.runtime.batch import StepBatch
-from services.engine.runtime.tables_api import TableSource
-
-# Legend: T packed tokens, N rows that need logits, X width of the residual.
 
 KV_PAGE_TOKENS = 16
 INDEX_PAGE_TOKENS = 64
@@ -87,66 +80,20 @@ def _delta_config(fields: Fields, hidden: int, eps: float) -> GatedDeltaConfig:
     )
 
 
-class DecoderLayer(Protocol):
-    """One layer: residual fp32 [T, X] to residual fp32 [T, X]."""
+@dataclass(frozen=True, slots=True)
+class ContextMaker:
+    """Makes the context of a forward pass; `block_ratio` as in `make_context`."""
 
-    def __call__(self, hidden_TX: torch.Tensor, ctx: StepContext, /) -> torch.Tensor: ...
-
-    def cache_tensors(self) -> Mapping[str, tuple[CacheTensor, ...]]:
-        """Cache tensors by group name."""
-        ...
-
-
-class Entry(Protocol):
-    """Token ids int64 [T] to the first residual fp32 [T, X]."""
-
-    def __call__(self, ids_T: torch.Tensor, /) -> torch.Tensor: ...
-
-
-class Exit(Protocol):
-    """The last residual of some rows, fp32 [N, X], to fp32 logits [N, vocab]."""
-
-    def __call__(self, hidden_NX: torch.Tensor, /) -> torch.Tensor: ...
-
-
-@dataclass(slots=True)
-class Stage:
-    """A slice of a decoder's layers, with the embedding and the head where it holds them.
-
-    Implements `StageModel`. The hidden state between stages is the residual, fp32 [T, X].
-    """
-
-    groups: tuple[CacheGroup, ...]
-    vocab_size: int
-    max_positions: int
-    ngram: NgramHash | None  # on the stage that holds the n-gram layer
-    weight_bytes: int
-    table_source: TableSource | None
     rope: RotaryFrequencies
     block_ratio: int | None
-    layers: tuple[DecoderLayer, ...]
-    entry: Entry | None  # on the first stage
-    exit: Exit | None  # on the last stage
-    mtp: object | None = None  # draft layer weights, on the last stage
 
-    @torch.inference_mode()
-    def forward(
-        self, batch: StepBatch, pools: CachePools, hidden: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """See `StageModel.forward`. `hidden` is needed on every stage but the first."""
-        if self.entry is not None:
-            hidden = self.entry(batch.token_ids_T)
-        if hidden is None:
-            raise ValueError("a stage that is not the first needs the hidden state before it")
-        ctx = make_context(batch, pools, self.rope, self.block_ratio)
-        for layer in self.layers:
-            hidden = layer(hidden, ctx)
-        if self.exit is None:
-            return hidden
-        return self.exit(hidden.index_select(0, batch.logit_rows_N))
+    def __call__(self, batch: StepBatch, pools: CachePools) -> StepContext:
+        return make_context(batch, pools, self.rope, self.block_ratio)
 
 
-def cache_groups(layers: Sequence[DecoderLayer], block_ratio: int | None) -> tuple[CacheGroup, ...]:
+def cache_groups(
+    layers: Sequence[DecoderLayer[StepContext]], block_ratio: int | None
+) -> tuple[CacheGroup, ...]:
     """The groups of a stage: only those for which its layers keep something."""
     tensors: dict[str, tuple[CacheTensor, ...]] = {KV_GROUP: (), INDEX_GROUP: (), STATE_GROUP: ()}
     for layer in layers:
@@ -162,13 +109,3 @@ def cache_groups(layers: Sequence[DecoderLayer], block_ratio: int | None) -> tup
     if state := tensors[STATE_GROUP]:
         groups.append(CacheGroup(STATE_GROUP, "state", state))
     return tuple(groups)
-
-
-def layer_range(shard: Shard, layers: int) -> range:
-    """The layers of this stage; CheckpointError where the shard asks for others."""
-    last = layers if shard.last_layer is None else shard.last_layer
-    if not 0 <= shard.first_layer <= last <= layers:
-        raise CheckpointError(
-            f"layers {shard.first_layer}..{last} asked for, the model has 0..{layers}"
-        )
-    return range(shard.first_layer, last)

@@ -10,12 +10,7 @@ import torch
 
 from services.common.checkpoint import Checkpoint
 from services.engine.cache.spec import CacheTensor
-from services.engine.checkpoints.loader import (
-    WeightReader,
-    make_readers,
-    refuse_surplus,
-    text_prefix,
-)
+from services.engine.checkpoints.loader import WeightReader, text_prefix
 from services.engine.layers.attention import AttentionConfig, GatedAttention
 from services.engine.layers.context import KV_GROUP, STATE_GROUP, StepContext
 from services.engine.layers.embedding import OutputHead, TokenEmbedding
@@ -25,14 +20,13 @@ from services.engine.layers.mlp import DenseMlp
 from services.engine.layers.norm import RmsNorm
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
+    ContextMaker,
     DecoderConfig,
-    Stage,
     cache_groups,
     decoder_config,
-    layer_range,
 )
 from services.engine.models.fields import text_fields
-from services.engine.runtime.tables_api import TableSource
+from services.engine.models.stage import Stage, StageParts, load_weights
 
 # Legend: T packed tokens, N rows that need logits, H hidden.
 
@@ -150,36 +144,30 @@ def load(
     compute_dtype: torch.dtype,
     shard: Shard,
     collectives: Collectives,
-    table_source: TableSource | None,
-) -> Stage:
+) -> Stage[StepContext]:
     """Check every tensor against the config, then read the part that `shard` names."""
     config = parse_config(checkpoint.config)
     parts = _Parts(compute_dtype, collectives)
     prefix = text_prefix(checkpoint)
-    checking, reading, tensors = make_readers(checkpoint, device, shard)
-    _load_parts(checking, prefix, config, parts, range(len(config.decoder.layer_types)))
-    refuse_surplus(checkpoint, checking.names, ())
-    held = layer_range(shard, len(config.decoder.layer_types))
-    layers, entry, exit_, mtp = _load_parts(reading, prefix, config, parts, held)
+    weights = load_weights(
+        checkpoint,
+        device=device,
+        shard=shard,
+        layers=len(config.decoder.layer_types),
+        read=lambda reader, held: _read(reader, prefix, config, parts, held),
+    )
     return Stage(
-        groups=cache_groups(layers, None),
+        weights=weights,
+        groups=cache_groups(weights.layers, None),
         vocab_size=config.decoder.vocab,
         max_positions=config.decoder.max_positions,
-        ngram=None,
-        weight_bytes=tensors.bytes_read,
-        table_source=table_source,
-        rope=config.decoder.rope.to(device),
-        block_ratio=None,
-        layers=layers,
-        entry=entry,
-        exit=exit_,
-        mtp=mtp,
+        context=ContextMaker(config.decoder.rope.to(device), None),
     )
 
 
-def _load_parts(
+def _read(
     reader: WeightReader, prefix: str, config: Qwen35Config, parts: _Parts, held: range
-) -> tuple[tuple[Layer, ...], TokenEmbedding | None, _Exit | None, MtpWeights | None]:
+) -> StageParts[StepContext]:
     """The layers of `held`, the embedding with the first of them, head and draft with the last."""
     text = reader.at(prefix)
     d = config.decoder
@@ -195,4 +183,4 @@ def _load_parts(
         exit_ = _Exit(norm, OutputHead.load(reader, "lm_head", *sizes), parts.dtype)
         if reader.has("mtp.fc.weight"):
             mtp = MtpWeights.load(reader.at("mtp"), config, parts)
-    return layers, entry, exit_, mtp
+    return StageParts(layers, entry, exit_, mtp)

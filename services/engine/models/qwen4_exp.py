@@ -14,8 +14,6 @@ from services.common.ngram_table import TableLayout, find_tables
 from services.engine.cache.spec import CacheTensor
 from services.engine.checkpoints.loader import (
     WeightReader,
-    make_readers,
-    refuse_surplus,
     text_prefix,
 )
 from services.engine.layers.attention import AttentionConfig, GatedAttention
@@ -31,15 +29,15 @@ from services.engine.layers.ple import PleConfig, PleLayer
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
     INDEX_PAGE_TOKENS,
+    ContextMaker,
     DecoderConfig,
-    Stage,
     cache_groups,
     decoder_config,
-    layer_range,
 )
 from services.engine.models.fields import Fields, text_fields
 from services.engine.models.ngram import TableHash
-from services.engine.runtime.tables_api import TableSource
+from services.engine.models.stage import Stage, StageParts, load_weights
+from services.engine.runtime.batch import StepBatch
 
 # Legend: T packed tokens, N rows that need logits, C streams, H hidden, X = C * H.
 
@@ -180,7 +178,9 @@ class Layer:
             mixer = GatedAttention.load(reader.at("self_attn"), name, attention, parts.collectives)
         ple = None
         if config.ple is not None and index == config.ple_layer:
-            ple = PleLayer.load(reader.at("ple"), name, config.ple, parts.table_scale)
+            ple = PleLayer.load(
+                reader.at("ple"), name, config.ple, parts.table_name, parts.table_scale
+            )
         return cls(
             dtype=parts.dtype,
             ple=ple,
@@ -215,6 +215,7 @@ class _Parts:
 
     dtype: torch.dtype
     collectives: Collectives
+    table_name: str
     table_scale: float
 
 
@@ -223,8 +224,8 @@ class _Entry:
     embedding: TokenEmbedding
     streams: int
 
-    def __call__(self, ids_T: torch.Tensor) -> torch.Tensor:
-        return self.embedding(ids_T).repeat(1, self.streams)
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        return self.embedding(batch).repeat(1, self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,32 +272,30 @@ def load(
     compute_dtype: torch.dtype,
     shard: Shard,
     collectives: Collectives,
-    table_source: TableSource | None,
-) -> Stage:
+) -> Stage[StepContext]:
     """Check every tensor against the config, then read the part that `shard` names."""
     config = parse_config(checkpoint.config)
     table = _table(checkpoint, config)
-    parts = _Parts(compute_dtype, collectives, table.scale if table else 1.0)
+    parts = _Parts(
+        compute_dtype, collectives, table.name if table else "", table.scale if table else 1.0
+    )
     prefix = text_prefix(checkpoint)
-    checking, reading, tensors = make_readers(checkpoint, device, shard)
-    _load_parts(checking, prefix, config, parts, range(len(config.decoder.layer_types)))
-    refuse_surplus(checkpoint, checking.names, _IGNORED)
-    held = layer_range(shard, len(config.decoder.layer_types))
-    layers, entry, exit_, mtp = _load_parts(reading, prefix, config, parts, held)
-    holds_table = config.ple_layer is not None and config.ple_layer in held
+    weights = load_weights(
+        checkpoint,
+        device=device,
+        shard=shard,
+        layers=len(config.decoder.layer_types),
+        ignored=_IGNORED,
+        read=lambda reader, held: _read(reader, prefix, config, parts, held),
+    )
+    holds_table = config.ple_layer is not None and config.ple_layer in weights.held
     return Stage(
-        groups=cache_groups(layers, config.block_ratio),
+        weights=weights,
+        groups=cache_groups(weights.layers, config.block_ratio),
         vocab_size=config.decoder.vocab,
         max_positions=config.decoder.max_positions,
-        ngram=TableHash.of(table) if table and holds_table else None,
-        weight_bytes=tensors.bytes_read,
-        table_source=table_source,
-        rope=config.decoder.rope.to(device),
-        block_ratio=config.block_ratio,
-        layers=layers,
-        entry=entry,
-        exit=exit_,
-        mtp=mtp,
+        context=ContextMaker(config.decoder.rope.to(device), config.block_ratio),
+        ngrams=(TableHash.of(table),) if table and holds_table else (),
     )
 
 
@@ -309,9 +308,9 @@ def _table(checkpoint: Checkpoint, config: Qwen4ExpConfig) -> TableLayout | None
     return tables[0]
 
 
-def _load_parts(
+def _read(
     reader: WeightReader, prefix: str, config: Qwen4ExpConfig, parts: _Parts, held: range
-) -> tuple[tuple[Layer, ...], _Entry | None, _Exit | None, MtpWeights | None]:
+) -> StageParts[StepContext]:
     """The layers of `held`, the embedding with the first of them, head and draft with the last."""
     text = reader.at(prefix)
     d = config.decoder
@@ -329,4 +328,4 @@ def _load_parts(
         exit_ = _Exit(mixer, OutputHead.load(reader, "lm_head", *sizes), parts.dtype)
         if reader.has("mtp.fc_hidden.weight"):
             mtp = MtpWeights.load(reader.at("mtp"), config, parts)
-    return layers, entry, exit_, mtp
+    return StageParts(layers, entry, exit_, mtp)

@@ -10,9 +10,7 @@ import torch
 
 from services.common.checkpoint import Checkpoint, CheckpointError
 from services.engine.models import qwen3_5, qwen4_exp
-from services.engine.models.base import Collectives, NoCollectives, Shard
-from services.engine.models.common import Stage
-from services.engine.runtime.tables_api import TableSource
+from services.engine.models.base import Collectives, NoCollectives, Shard, StageModel
 
 
 class _Load(Protocol):
@@ -24,8 +22,7 @@ class _Load(Protocol):
         compute_dtype: torch.dtype,
         shard: Shard,
         collectives: Collectives,
-        table_source: TableSource | None,
-    ) -> Stage: ...
+    ) -> StageModel: ...
 
 
 _FAMILIES: dict[str, _Load] = {"qwen3_5": qwen3_5.load, "qwen4_exp": qwen4_exp.load}
@@ -72,13 +69,12 @@ def load_model(
     compute_dtype: torch.dtype,
     shard: Shard | None = None,
     collectives: Collectives | None = None,
-    table_source: TableSource | None = None,
-) -> Stage:
+) -> StageModel:
     """The part of the checkpoint in `folder` that `shard` names (all of it by default).
 
     Weights keep their stored type on `device`; activations are `compute_dtype`, residuals,
     states of the delta rule and logits fp32. An n-gram table is not loaded: its rows come with
-    each batch. `table_source` is only kept, for whoever starts the gathers.
+    each batch.
 
     Raises CheckpointError, naming file, tensor and both shapes or byte counts, for a damaged
     folder, an unknown architecture, and a tensor that is missing, surplus or misshaped.
@@ -90,5 +86,4 @@ def load_model(
             compute_dtype=compute_dtype,
             shard=shard or Shard(),
             collectives=collectives or NoCollectives(),
-            table_source=table_source,
         )

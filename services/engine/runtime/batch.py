@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -15,8 +16,25 @@ class PendingRows(Protocol):
     """N-gram rows on their way; started when the token ids were known."""
 
     def wait(self) -> torch.Tensor:
-        """Row values [T, rows_per_token * row_values] as stored (e4m3 bytes or bf16)."""
+        """Rows [T, rows_per_token * row_values] as stored.
+
+        bf16 values, e4m3 codes (uint8), or e4m3 codes with the row's ue8m0 scales behind them
+        (uint8; then row_values counts the bytes of both).
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBatch:
+    """The rows of a step that stand for parts of images, and where images lie.
+
+    Spans are absolute positions; a token outside every image has its own position as both ends.
+    """
+
+    rows_R: torch.Tensor  # int64, packed rows
+    values_RH: torch.Tensor  # what takes the place of their token embeddings
+    span_first_T: torch.Tensor  # int64, first position of the image that a token belongs to
+    span_last_T: torch.Tensor  # int64, last position of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +67,8 @@ class StepBatch:
     state_read_B: dict[str, torch.Tensor]  # group -> int64 slot to start from; -1 means zeros
     state_writes: dict[str, StateWrites]
     logit_rows_N: torch.Tensor  # int64, packed rows to compute logits for
-    ngram_rows: PendingRows | None = None
+    ngram_rows: Mapping[str, PendingRows] = field(default_factory=dict)  # by table name
+    images: ImageBatch | None = None  # None where no token of the step belongs to one
+    # Positions for rotary embeddings, int64 [T, 3] (time, row, column), of models that tell them
+    # apart; None for all others.
+    rope_positions_T3: torch.Tensor | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.cache.spec import CacheGroup, CachePools
-from services.engine.models.base import StageModel
+from services.engine.models.base import NgramHash, StageModel
 from services.engine.runtime.batch import PendingRows, StateWrites, StepBatch
 from services.engine.runtime.page_tables import PageTables
 from services.engine.runtime.tables_api import TableSource
@@ -65,13 +65,15 @@ class LocalExecutor:
         logits_NV = self._model.forward(batch, self._pools)
         return StepResult(plan.number, self._results(plan.sequences, layout, logits_NV))
 
-    def _start_gather(self, steps: Sequence[SequenceStep]) -> PendingRows | None:
+    def _start_gather(self, steps: Sequence[SequenceStep]) -> dict[str, PendingRows]:
         """N-gram rows depend on token ids alone: ask for them before anything else."""
-        ngram = self._model.ngram
-        if ngram is None or self._tables is None or not steps:
-            return None
-        row_ids = [ngram.row_ids(_host(s.token_ids), _host(s.ngram_context)) for s in steps]
-        return self._tables.start_gather(torch.cat(row_ids))
+        tables = self._tables
+        if tables is None or not steps:
+            return {}
+        return {
+            ngram.table: tables.start_gather(ngram.table, torch.cat(_row_ids(ngram, steps)))
+            for ngram in self._model.ngrams
+        }
 
     def _prepare(self, plan: StepPlan) -> None:
         """Bring what is kept per sequence up to date, clear what the plan names."""
@@ -93,7 +95,7 @@ class LocalExecutor:
             tensor.view(tensor.shape[0], -1).view(torch.uint8)[index] = byte
 
     def _batch(
-        self, steps: Sequence[SequenceStep], layout: list[_Rows], rows: PendingRows | None
+        self, steps: Sequence[SequenceStep], layout: list[_Rows], rows: dict[str, PendingRows]
     ) -> StepBatch:
         counts = [len(s.token_ids) for s in steps]
         starts = [0]
@@ -172,6 +174,10 @@ class LocalExecutor:
 
     def _ids(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _row_ids(ngram: NgramHash, steps: Sequence[SequenceStep]) -> list[torch.Tensor]:
+    return [ngram.row_ids(_host(s.token_ids), _host(s.ngram_context)) for s in steps]
 
 
 def _host(ids: Sequence[int]) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""Where the rows of an n-gram table come from."""
+"""Where the rows of n-gram tables come from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from services.engine.runtime.batch import PendingRows
 
 
-class TableSource(Protocol):
+class TableRows(Protocol):
     """Rows of one n-gram table by id. One caller."""
 
     def start_gather(self, row_ids: torch.Tensor) -> PendingRows:
@@ -19,3 +21,14 @@ class TableSource(Protocol):
         Raises IndexError where an id lies outside the table.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """The n-gram tables of one model, by name."""
+
+    tables: Mapping[str, TableRows]
+
+    def start_gather(self, table: str, row_ids: torch.Tensor) -> PendingRows:
+        """See `TableRows.start_gather`; KeyError for a table that is not there."""
+        return self.tables[table].start_gather(row_ids)

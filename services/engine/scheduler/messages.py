@@ -8,6 +8,7 @@ from typing import TypeAlias
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
+from services.engine.images import ImageSpan
 from services.engine.scheduler.plan import Logprob
 
 
@@ -50,15 +51,6 @@ class RequestStopping:
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSpan:
-    """Placeholder tokens `offset` to `offset + length` stand for the image with this digest."""
-
-    offset: int
-    length: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)

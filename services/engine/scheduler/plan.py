@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from services.engine.cache.spec import PageId, SlotId
+from services.engine.images import ImageSpan
 from services.engine.sampling.params import SamplingParams
 
 SequenceId = NewType("SequenceId", int)
@@ -23,13 +24,15 @@ class SequenceBegin:
     """What an executor keeps of a sequence from its first step on, and again after preemption.
 
     Token ids are those that penalties count: the prompt and the output so far; both empty where
-    `sampling` has no penalties. `output_tokens` is the number of tokens generated so far.
+    `sampling` has no penalties. `output_tokens` is the number of tokens generated so far. `images`
+    are all of its images; executors get their pixels by digest from an `ImageSource`.
     """
 
     sampling: SamplingParams
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
     output_tokens: int = 0
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
