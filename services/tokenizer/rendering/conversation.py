@@ -1,4 +1,19 @@
-"""Requests as the conversation that chat templates take. What is malformed is refused here."""
+"""Requests as the conversation that chat templates take. What is malformed is refused here.
+
+Images. A message's `parts` are texts (`str`) and `ImagePart`s in the client's order. Whatever
+renders a conversation shows an image in one of two ways:
+
+* A chat template (Jinja) gets `{"type": "image"}` in the content list and writes the family's
+  placeholder, a control token (`Family.images.placeholder`). Afterwards the k-th placeholder of
+  the text stands for the k-th image of the prepared conversation (`Conversation.images()`), so
+  what a template reorders or drops must be reordered or dropped by `FamilyRules.prepare` first.
+* A renderer in Python puts the `ImagePart` itself between the segments of its prompt:
+  `Prompt((Segment("<|User|>", True), image_part, Segment("text", False)))`. An image that is left
+  out is not read at all. No placeholder text, no framing tokens: `images.placing` writes all tokens
+  of an image.
+
+Sizes, token counts and pixels come later and are no concern of a renderer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +26,7 @@ from warhorse.v1 import common_pb2, tokenizer_pb2
 from services.common.errors import ServiceError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+DETAILS = ("auto", "low", "high")
 _MAX_ECHO = 64
 
 
@@ -24,15 +40,41 @@ class PastCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image as the client gave it: a data or http(s) URL that nobody has looked at yet.
+
+    detail: "low", "high" or "auto". where: the field that errors name, for example
+    `messages.1.content.0.image_url`.
+    """
+
+    url: str
+    detail: str
+    where: str
+
+
+Part = str | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message; `parts` are its texts."""
+    """One message; `parts` are its texts and images."""
 
     role: str
-    parts: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     reasoning: str = ""
     calls: tuple[PastCall, ...] = ()
     call_id: str = ""
     name: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The parts that are text."""
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        """The parts that are images."""
+        return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +89,10 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
+    def images(self) -> tuple[ImagePart, ...]:
+        """All images in the order of messages and parts."""
+        return tuple(image for message in self.messages for image in message.images)
+
 
 def refuse(message: str, field_name: str) -> ServiceError:
     """Return the error of a malformed field."""
@@ -55,7 +101,7 @@ def refuse(message: str, field_name: str) -> ServiceError:
 
 def from_request(request: tokenizer_pb2.RenderRequest) -> Conversation:
     """Return the conversation of a request. Raises ServiceError naming the field."""
-    messages = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(request.messages))
+    messages = tuple(_message(m, i) for i, m in enumerate(request.messages))
     if not messages:
         raise refuse("messages must hold at least one message", "messages")
     conversation = Conversation(
@@ -92,30 +138,37 @@ def _check_continuation(conversation: Conversation) -> None:
         )
 
 
-def _message(message: tokenizer_pb2.ChatMessage, where: str) -> Message:
+def _message(message: tokenizer_pb2.ChatMessage, index: int) -> Message:
+    where = f"messages[{index}]"
     if message.role not in ROLES:
         raise refuse(
             f"role must be one of {', '.join(ROLES)}; got {message.role[:_MAX_ECHO]!r}",
             f"{where}.role",
         )
-    for index, part in enumerate(message.content):
-        if part.WhichOneof("part") == "image_url":
-            raise ServiceError(
-                common_pb2.ERROR_REASON_UNSUPPORTED,
-                "this model takes no images",
-                field=f"{where}.content[{index}]",
-            )
     calls = tuple(PastCall(c.id, c.name, c.arguments) for c in message.tool_calls)
     if calls and message.role != "assistant":
         raise refuse("only assistant messages have tool calls", f"{where}.tool_calls")
     return Message(
         message.role,
-        tuple(part.text for part in message.content),
+        tuple(_part(part, index, i) for i, part in enumerate(message.content)),
         message.reasoning,
         calls,
         message.tool_call_id,
         message.name,
     )
+
+
+def _part(part: tokenizer_pb2.ContentPart, message: int, index: int) -> Part:
+    if part.WhichOneof("part") != "image_url":
+        return part.text
+    where = f"messages.{message}.content.{index}.image_url"
+    detail = part.image_detail or "auto"
+    if detail not in DETAILS:
+        raise refuse(
+            f"detail must be one of {', '.join(DETAILS)}; got {detail[:_MAX_ECHO]!r}",
+            f"{where}.detail",
+        )
+    return ImagePart(part.image_url, detail, where)
 
 
 def _shown_tools(request: tokenizer_pb2.RenderRequest) -> tuple[dict[str, Any], ...]:

@@ -100,7 +100,7 @@ def merge_system(messages: Sequence[Message]) -> list[Message]:
     others = [m for m in messages if m.role not in FamilyRules.system_roles]
     if not system:
         return others
-    texts = [text for text in ("".join(m.parts).strip() for m in system) if text]
+    texts = [text for text in ("".join(m.texts).strip() for m in system) if text]
     first = replace(system[0], role="system", parts=("\n\n".join(texts),))
     return [first if len(system) > 1 else _as_system(system[0]), *others]
 
