@@ -53,8 +53,8 @@ class ChatJob:
             self.meter.model,
             fingerprint(facts),
         )
-        _check(request, facts)
-        prompt = await self._render(facts)
+        check_chat(request, facts)
+        prompt = await render_chat(request, state, facts)
         plan = self._plan(prompt, facts)
         self.meter.choices = plan.request.n
         self.meter.max_tokens = plan.request.stopping.max_tokens
@@ -68,20 +68,6 @@ class ChatJob:
         )
         kind = ChatStreamWriter if self.streaming else ChatBodyWriter
         return kind(self._envelope, options, stream)
-
-    async def _render(self, facts: ModelFacts) -> Prompt:
-        config = self._state.config
-        rendering = render_request(
-            self._request,
-            config.template_kwargs,
-            trust_template=config.trust_request_chat_template,
-        )
-        check_text_size(text_bytes(self._request), facts, "messages")
-        answer = await self._state.tokenizers.render(rendering)
-        info = self._state.tokenizers.info
-        eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
-        prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos)
-        return truncate(self._request, prompt, facts)
 
     def _plan(self, prompt: Prompt, facts: ModelFacts) -> GenerationPlan:
         request = self._request
@@ -126,9 +112,26 @@ class ChatJob:
         return opening
 
 
-def _check(request: ChatRequest, facts: ModelFacts) -> None:
+def check_chat(request: ChatRequest, facts: ModelFacts) -> None:
+    """Relations between the fields of a chat request. Raises ApiError 400."""
     check_request(request, facts)
     if request.top_logprobs is not None:
         if not request.logprobs:
             raise bad_request("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
         check_logprobs("top_logprobs", request.top_logprobs, facts)
+
+
+async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFacts) -> Prompt:
+    """The prompt of a conversation. Raises ApiError or ServiceError."""
+    config = state.config
+    rendering = render_request(
+        request,
+        config.template_kwargs,
+        trust_template=config.trust_request_chat_template,
+    )
+    check_text_size(text_bytes(request), facts, "messages")
+    answer = await state.tokenizers.render(rendering)
+    info = state.tokenizers.info
+    eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
+    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos)
+    return truncate(request, prompt, facts)

@@ -20,8 +20,8 @@ from services.gateway.plan import GenerationPlan, Prompt
 from services.gateway.respond import Writer
 from services.gateway.sampling import (
     ModelFacts,
+    check_ids,
     check_logprobs,
-    check_prompt_ids,
     check_request,
     check_text_size,
     max_tokens,
@@ -63,37 +63,13 @@ class CompletionJob:
         check_logprobs("logprobs", request.logprobs, facts)
         n = request.n or 1
         self.meter.choices = n
-        prompts = [await self._prompt(p, facts) for p in request.prompt]
+        prompts = [await completion_prompt(p, request, state, facts) for p in request.prompt]
         return [self._plan(prompt, i * n, facts) for i, prompt in enumerate(prompts)]
 
     def writer(self, stream: EventStream) -> Writer:
         """SSE frames or one body."""
         kind = CompletionStreamWriter if self.streaming else CompletionBodyWriter
         return kind(self._envelope, self._options, stream)
-
-    async def _prompt(self, given: str | list[int], facts: ModelFacts) -> Prompt:
-        info = self._state.tokenizers.info
-        eos = tuple(info.stop_token_ids) if info else ()
-        if isinstance(given, str):
-            check_text_size(len(given), facts, "prompt")
-            encoding = tokenizer_pb2.EncodeRequest(text=given)
-            encoding.add_special_tokens = self._request.add_special_tokens is not False
-            token_ids = await self._state.tokenizers.encode(encoding)
-        else:
-            check_prompt_ids(given, facts)
-            token_ids = pack(given)
-        prompt = truncate(self._request, Prompt(token_ids, eos_token_ids=eos), facts)
-        if not self._request.echo:
-            return prompt
-        text = given if isinstance(given, str) and prompt.token_ids == token_ids else None
-        return replace(prompt, text=text if text is not None else await self._text(prompt))
-
-    async def _text(self, prompt: Prompt) -> str:
-        """The text of prompt tokens, without the bytes of a character that is cut at the end.
-
-        The parser knows the prompt's last tokens and completes such a character itself.
-        """
-        return await self._state.tokenizers.complete_text(prompt.token_ids)
 
     def _plan(self, prompt: Prompt, first_choice: int, facts: ModelFacts) -> GenerationPlan:
         request = self._request
@@ -134,3 +110,34 @@ class CompletionJob:
         elif most == 0:  # a prompt alone is computed only for its log-probabilities
             output.prompt_logprobs = 0
         return output
+
+
+async def completion_prompt(
+    given: str | list[int], request: CompletionRequest, state: GatewayState, facts: ModelFacts
+) -> Prompt:
+    """The tokens of one prompt; with its text where the request wants it echoed.
+
+    The echoed text lacks the bytes of a character that is cut at its end: the parser knows the
+    prompt's last tokens and completes such a character itself.
+    """
+    info = state.tokenizers.info
+    eos = tuple(info.stop_token_ids) if info else ()
+    token_ids = await _encoded(given, request, state, facts)
+    prompt = truncate(request, Prompt(token_ids, eos_token_ids=eos), facts)
+    if not request.echo:
+        return prompt
+    if isinstance(given, str) and prompt.token_ids == token_ids:
+        return replace(prompt, text=given)
+    return replace(prompt, text=await state.tokenizers.complete_text(prompt.token_ids))
+
+
+async def _encoded(
+    given: str | list[int], request: CompletionRequest, state: GatewayState, facts: ModelFacts
+) -> bytes:
+    if not isinstance(given, str):
+        check_ids("prompt", given, facts)
+        return pack(given)
+    check_text_size(len(given), facts, "prompt")
+    encoding = tokenizer_pb2.EncodeRequest(text=given)
+    encoding.add_special_tokens = request.add_special_tokens is not False
+    return await state.tokenizers.encode(encoding)

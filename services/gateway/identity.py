@@ -27,6 +27,11 @@ def engine_request_id(public: str) -> str:
     return f"{public[:240]}-{secrets.token_hex(4)}"
 
 
+def public_request_id(engine_id: str) -> str:
+    """What `engine_request_id` was made from, as far as it was kept."""
+    return engine_id.rpartition("-")[0]
+
+
 def fingerprint(facts: ModelFacts) -> str:
     """`system_fingerprint`: changes with the weights."""
     return "fp_" + facts.fingerprint[:12] if facts.fingerprint else "fp_unknown"

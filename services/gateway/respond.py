@@ -6,20 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.engines import Engines
 from services.gateway.errors import ApiError, to_api_error
 from services.gateway.events import Event
 from services.gateway.generation import EventStream
 from services.gateway.meter import RequestMeter
 from services.gateway.plan import GenerationPlan
-from services.gateway.tokenizers import Tokenizers
+from services.gateway.state import GatewayState
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,6 @@ SSE_HEADERS = [
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 CLIENT_CLOSED = 499
-MAX_TICK = 5.0
 
 
 class Writer(Protocol):
@@ -61,29 +58,13 @@ class Job(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds: idle time before a keep-alive comment (0: never), and for a stalled client."""
-
-    keep_alive: float
-    stall: float
-
-    @property
-    def tick(self) -> float:
-        """How often both are looked at."""
-        return min(MAX_TICK, self.stall / 4, self.keep_alive / 2 or MAX_TICK)
-
-
 class GenerationResponse(Response):
     """Runs a job while it watches for the client's disconnect; owns the generation's life."""
 
-    def __init__(
-        self, job: Job, engines: Engines, tokenizers: Tokenizers, patience: Patience
-    ) -> None:
+    def __init__(self, job: Job, state: GatewayState) -> None:
         self._job = job
-        self._engines = engines
-        self._tokenizers = tokenizers
-        self._patience = patience
+        self._state = state
+        self._patience = state.patience
         self._started = False
         self._last_sent = time.monotonic()
         self._sending_since: float | None = None
@@ -119,7 +100,12 @@ class GenerationResponse(Response):
     async def _generate(self, send: Send) -> None:
         job = self._job
         plans = await job.prepare()
-        async with EventStream(plans, self._engines, self._tokenizers) as stream:
+        with self._state.live.running(plans):
+            await self._run(send, plans)
+
+    async def _run(self, send: Send, plans: Sequence[GenerationPlan]) -> None:
+        job, state = self._job, self._state
+        async with EventStream(plans, state.engines, state.tokenizers) as stream:
             self._stream = stream
             writer = job.writer(stream)
             while (events := await stream.take()) is not None:

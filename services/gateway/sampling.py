@@ -42,9 +42,9 @@ def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
         message = f"`n` must be 1 when `temperature` is 0, got {request.n}."
         raise bad_request(message, "n")
     _check_stops(request.stop or [])
-    _check_ids("stop_token_ids", request.stop_token_ids or (), facts)
-    _check_ids("allowed_token_ids", request.allowed_token_ids or (), facts)
-    _check_ids("logit_bias", request.logit_bias or (), facts)
+    check_ids("stop_token_ids", request.stop_token_ids or (), facts)
+    check_ids("allowed_token_ids", request.allowed_token_ids or (), facts)
+    check_ids("logit_bias", request.logit_bias or (), facts)
     check_logprobs("prompt_logprobs", request.prompt_logprobs, facts)
 
 
@@ -71,16 +71,12 @@ def _check_stops(stops: list[str]) -> None:
         raise bad_request("`stop` must not hold an empty text.", "stop")
 
 
-def _check_ids(name: str, ids: Iterable[int], facts: ModelFacts) -> None:
+def check_ids(name: str, ids: Iterable[int], facts: ModelFacts) -> None:
+    """Refuse ids outside the vocabulary; `name` is the field that holds them."""
     for token in ids:
         if not 0 <= token < facts.vocab_size:
             message = f"`{name}` must hold token ids from 0 to {facts.vocab_size - 1}, got {token}."
             raise bad_request(message, name)
-
-
-def check_prompt_ids(ids: Iterable[int], facts: ModelFacts) -> None:
-    """Refuse prompt tokens outside the vocabulary."""
-    _check_ids("prompt", ids, facts)
 
 
 def max_tokens(

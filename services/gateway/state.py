@@ -10,9 +10,10 @@ from services.common.grpc_client import socket_target
 from services.gateway.config import GatewayConfig
 from services.gateway.engines import Engines
 from services.gateway.errors import NOT_FOUND, ApiError, shorten
+from services.gateway.live import LiveRequests
 from services.gateway.meter import RequestMeter
 from services.gateway.metrics import Metrics
-from services.gateway.respond import Patience
+from services.gateway.patience import Patience
 from services.gateway.sampling import ModelFacts
 from services.gateway.tokenizers import Tokenizers
 
@@ -34,6 +35,7 @@ class GatewayState:
     engines: Engines
     tokenizers: Tokenizers
     metrics: Metrics
+    live: LiveRequests
 
     @classmethod
     def create(cls, config: GatewayConfig) -> GatewayState:
@@ -45,7 +47,7 @@ class GatewayState:
             _targets(config.tokenizer_address, config.run_dir, "tokenizer"),
             config.peer_wait_seconds,
         )
-        return cls(config, engines, tokenizers, Metrics(engines.set.peers))
+        return cls(config, engines, tokenizers, Metrics(engines.set.peers), LiveRequests())
 
     async def start(self) -> None:
         """Begin to watch the peers."""

@@ -141,6 +141,14 @@ class Tokenizers:
         )
         return answer.token_ids
 
+    async def decode(self, packed: bytes) -> str:
+        """Packed token ids to text, special tokens included."""
+        request = tokenizer_pb2.DecodeRequest(token_ids=packed)
+        answer: tokenizer_pb2.DecodeResponse = await self._unary(
+            lambda p: p.stub.Decode(request, timeout=UNARY_SECONDS, metadata=request_metadata())
+        )
+        return answer.text
+
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """Each token's own bytes. Asked for once per token and remembered."""
         known = self._known_bytes()

@@ -214,6 +214,7 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
         self.cancelled = 0
         self.completed = 0
         self.sent_tokens = 0
+        self.aborted: list[str] = []
         self.load = engine_pb2.LoadResponse(running=2, waiting=3, kv_usage=0.25, preemptions=4)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -333,6 +334,13 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
                 max_model_len=MAX_MODEL_LEN,
             )
         )
+
+    async def Abort(self, request, context):  # noqa: N802
+        self.aborted += request.request_ids
+        return engine_pb2.AbortResponse(aborted=len(request.request_ids))
+
+    async def ResetPrefixCache(self, request, context):  # noqa: N802
+        return engine_pb2.ResetPrefixCacheResponse(pages_dropped=7)
 
     async def Load(self, request, context):  # noqa: N802
         while True:
