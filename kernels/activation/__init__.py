@@ -22,7 +22,10 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
     return reference.softplus(x)
 
 
-def silu_and_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, equal shapes, computed in fp32, returned in the type of `gate`."""
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+    """silu(gate) * up, equal shapes, computed in fp32, returned in the type of `gate`.
+
+    With `limit` gate is first cut to at most `limit` and up to -limit..limit.
+    """
     assert gate.shape == up.shape and gate.dtype == up.dtype
-    return reference.silu(gate).mul_(up).to(gate.dtype)
+    return reference.silu_and_mul(gate, up, limit).to(gate.dtype)

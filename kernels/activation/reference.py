@@ -21,3 +21,10 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 def softplus(x: torch.Tensor) -> torch.Tensor:
     x = x.float()
     return x.clamp_min(0.0).add_(x.abs().neg_().exp_().log1p_())
+
+
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """fp32, whatever the type of the inputs."""
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return silu(gate).mul_(up)

@@ -9,7 +9,7 @@ L2_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Tick:
+class Tick:
     """Token i of every sequence that has one: `count` rows from `first` on, in time order."""
 
     first: int
@@ -28,7 +28,7 @@ def gated_delta(
     write_token_W: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     heads, width = v_THV.shape[1:]
-    order, rows, ticks = _time_order(starts_B1.tolist(), write_token_W.tolist())
+    order, rows, ticks = time_order(starts_B1.tolist(), write_token_W.tolist())
     rows_T = torch.tensor(rows, device=q_TGK.device)
 
     def per_head(x_TGK: torch.Tensor) -> torch.Tensor:
@@ -59,9 +59,9 @@ def gated_delta(
     return out_THV, states_W
 
 
-def _time_order(
+def time_order(
     starts: list[int], write_tokens: list[int]
-) -> tuple[list[int], list[int], list[_Tick]]:
+) -> tuple[list[int], list[int], list[Tick]]:
     """Sequences longest first; packed rows by time, then sequence; the ticks over those rows."""
     lengths = [b - a for a, b in pairwise(starts)]
     order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
@@ -73,6 +73,6 @@ def _time_order(
     for i in range(max(lengths, default=0)):
         tokens = [starts[b] + i for b in order if lengths[b] > i]
         due = [(row, w) for row, t in enumerate(tokens) for w in writes.get(t, ())]
-        ticks.append(_Tick(len(rows), len(tokens), due))
+        ticks.append(Tick(len(rows), len(tokens), due))
         rows.extend(tokens)
     return order, rows, ticks

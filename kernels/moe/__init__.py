@@ -38,12 +38,19 @@ def route(
 
 
 def routed_experts(
-    x_TH: torch.Tensor, ids_Tk: torch.Tensor, weights_Tk: torch.Tensor, experts: ExpertWeights
+    x_TH: torch.Tensor,
+    ids_Tk: torch.Tensor,
+    weights_Tk: torch.Tensor,
+    experts: ExpertWeights,
+    *,
+    limit: float | None = None,
 ) -> torch.Tensor:
     """sum_j w_j down_j(silu(gate_j x) * up_j x) over a token's experts, fp32 [T, H].
 
     x [T, H], ids int64 [T, k], weights fp32 [T, k]. Experts that this rank does not hold
     contribute nothing, so the sum over ranks is the layer's output. Summed in the order of ids.
+    With `limit` gate_j x is cut to at most `limit` and up_j x to -limit..limit before the SiLU
+    (DeepSeek-V4, GLM).
     """
     assert ids_Tk.shape == weights_Tk.shape and x_TH.shape[0] == ids_Tk.shape[0]
-    return reference.routed_experts(x_TH, ids_Tk, weights_Tk, experts)
+    return reference.routed_experts(x_TH, ids_Tk, weights_Tk, experts, limit)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.activation.reference import silu
+from kernels.activation.reference import silu_and_mul
 from kernels.quant_linear.reference import linear
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ def route(
 
 
 def routed_experts(
-    x_TH: torch.Tensor, ids_Tk: torch.Tensor, weights_Tk: torch.Tensor, experts: ExpertWeights
+    x_TH: torch.Tensor,
+    ids_Tk: torch.Tensor,
+    weights_Tk: torch.Tensor,
+    experts: ExpertWeights,
+    limit: float | None,
 ) -> torch.Tensor:
     tokens, top_k = ids_Tk.shape
     x = x_TH.float()
@@ -31,7 +35,7 @@ def routed_experts(
     for expert, pairs in _pairs_by_expert(ids_Tk, experts.first_expert, experts.count):
         rows = x.index_select(0, pairs // top_k)
         gate, up = linear(rows, experts.gate_up.expert(expert)).chunk(2, dim=1)
-        hidden = silu(gate).mul_(up)
+        hidden = silu_and_mul(gate, up, limit)
         out_PH.index_copy_(0, pairs, linear(hidden, experts.down.expert(expert)))
     scaled = out_PH.view(tokens, top_k, -1) * weights_Tk[..., None]
     total = scaled[:, 0]

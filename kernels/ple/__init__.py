@@ -28,6 +28,23 @@ def ngram_row_ids(
     return reference.ngram_row_ids(history_TN, multipliers_N, head_sizes_h, head_offsets_h, eos)
 
 
+def hashed_rows(
+    codes_TN: torch.Tensor,
+    multipliers_N: torch.Tensor,
+    head_sizes_h: torch.Tensor,
+    head_offsets_h: torch.Tensor,
+) -> torch.Tensor:
+    """Table rows int64 [T, h] of codes int64 [T, N] >= 0, a token's own first, then backwards.
+
+    Order n (2 to N; its heads lie together, smaller orders first) mixes
+    xor_{s < n} code_s * multiplier_s; row = mix mod size + offset per head. No product may reach
+    2^63. Source: n-gram embedding of Qwen4-Exp and of DeepSeek-V4.1 (Engram).
+    """
+    assert codes_TN.dtype == torch.int64 and codes_TN.shape[1] == len(multipliers_N)
+    assert len(head_sizes_h) % (codes_TN.shape[1] - 1) == 0
+    return reference.hashed_rows(codes_TN, multipliers_N, head_sizes_h, head_offsets_h)
+
+
 def ple_gate(
     key_TX: torch.Tensor, query_TX: torch.Tensor, value_TH: torch.Tensor, count: int
 ) -> torch.Tensor:

@@ -12,15 +12,24 @@ def ngram_row_ids(
     head_offsets_h: torch.Tensor,
     eos: int,
 ) -> torch.Tensor:
-    order = history_TN.shape[1]
+    before = history_TN[:, 1:]
+    cut = ((before < 0) | (before == eos)).cummax(dim=1).values
+    codes_TN = torch.cat([history_TN[:, :1], torch.where(cut, eos, before)], dim=1)
+    return hashed_rows(codes_TN, multipliers_N, head_sizes_h, head_offsets_h)
+
+
+def hashed_rows(
+    codes_TN: torch.Tensor,
+    multipliers_N: torch.Tensor,
+    head_sizes_h: torch.Tensor,
+    head_offsets_h: torch.Tensor,
+) -> torch.Tensor:
+    order = codes_TN.shape[1]
     per_order = len(head_sizes_h) // (order - 1)
-    mixed = history_TN[:, 0] * multipliers_N[0]
-    cut = torch.zeros_like(mixed, dtype=torch.bool)
+    mixed = codes_TN[:, 0] * multipliers_N[0]
     rows = []
     for s in range(1, order):
-        token = history_TN[:, s]
-        cut = cut | (token < 0) | (token == eos)
-        mixed = mixed ^ (torch.where(cut, eos, token) * multipliers_N[s])
+        mixed = mixed ^ (codes_TN[:, s] * multipliers_N[s])
         heads = slice((s - 1) * per_order, s * per_order)
         rows.append(mixed[:, None] % head_sizes_h[heads] + head_offsets_h[heads])
     return torch.cat(rows, dim=1)

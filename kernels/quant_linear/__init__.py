@@ -15,7 +15,12 @@ from kernels.quant_linear.matrix import (
     Mxfp4Matrix,
     PlainMatrix,
 )
-from kernels.quant_linear.packing import from_compressed_tensors, prepare
+from kernels.quant_linear.packing import (
+    from_auto_awq,
+    from_compressed_tensors,
+    prepare,
+    zeros_of_compressed_tensors,
+)
 
 if TYPE_CHECKING:
     from kernels.quant_linear.launch import Workspace
@@ -28,9 +33,12 @@ __all__ = [
     "PlainMatrix",
     "decode_e4m3",
     "dequantize",
+    "from_auto_awq",
     "from_compressed_tensors",
     "linear",
     "prepare",
+    "scale_values",
+    "zeros_of_compressed_tensors",
 ]
 
 
@@ -84,3 +92,8 @@ def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
 def dequantize(weight: Matrix) -> torch.Tensor:
     """The matrix [N, K] (or a stack [E, N, K]) in fp32, exactly as its format defines it."""
     return reference.dequantize(weight)
+
+
+def scale_values(scale: torch.Tensor) -> torch.Tensor:
+    """fp32 values of scales: floats as they are, uint8 as e8m0 codes (255 is NaN)."""
+    return reference.scale_values(scale)

@@ -33,6 +33,10 @@ class PlainMatrix:
         """Matrix `index` of a stack [E, N, K]."""
         return PlainMatrix(self.data[index])
 
+    def to(self, device: torch.device) -> PlainMatrix:
+        """The matrix on `device`."""
+        return PlainMatrix(self.data.to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8BlockMatrix:
@@ -71,6 +75,10 @@ class Fp8BlockMatrix:
     def expert(self, index: int) -> Fp8BlockMatrix:
         """Matrix `index` of a stack [E, N, K]."""
         return Fp8BlockMatrix(self.codes[index], self.scale[index], self.block_n, self.block_k)
+
+    def to(self, device: torch.device) -> Fp8BlockMatrix:
+        """The matrix on `device`."""
+        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device))
 
 
 # Where the two four-bit codes of a byte lie along K:
@@ -135,6 +143,15 @@ class Int4Matrix:
         zero = None if self.zero is None else self.zero[index]
         return replace(self, codes=self.codes[index], scale=self.scale[index], zero=zero)
 
+    def to(self, device: torch.device) -> Int4Matrix:
+        """The matrix on `device`."""
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scale=self.scale.to(device),
+            zero=None if self.zero is None else self.zero.to(device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
@@ -172,6 +189,10 @@ class Mxfp4Matrix:
     def expert(self, index: int) -> Mxfp4Matrix:
         """Matrix `index` of a stack [E, N, K]."""
         return replace(self, codes=self.codes[index], scale=self.scale[index])
+
+    def to(self, device: torch.device) -> Mxfp4Matrix:
+        """The matrix on `device`."""
+        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device))
 
 
 Matrix = PlainMatrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix

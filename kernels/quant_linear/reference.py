@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from kernels.quant_linear.matrix import (
+    NIBBLE_UNIT,
     Fp8BlockMatrix,
     Int4Matrix,
     Matrix,
@@ -21,15 +23,32 @@ COLUMN_TILE = 8192
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+def _pairs(values: Sequence[float]) -> torch.Tensor:
+    """fp32 [256, 2]: the values of the low and of the high half of every byte."""
+    table = torch.tensor(values)
+    return torch.stack((table.repeat(16), table.repeat_interleave(16)), -1)
+
+
+E2M1_PAIRS = _pairs((*E2M1, *(-value for value in E2M1)))
+U4_PAIRS = _pairs([float(value) for value in range(16)])
+
+
 def linear(x_TK: torch.Tensor, weight: Matrix) -> torch.Tensor:
     rows = x_TK.shape[0]
     x = _whole_tiles(x_TK.float())
+    step = _column_step(weight)
     columns = [
-        _tiled_product(x, dequantize(_columns(weight, first, first + COLUMN_TILE)).t())
-        for first in range(0, weight.out_features, COLUMN_TILE)
+        _tiled_product(x, dequantize(_columns(weight, first, first + step)).t())
+        for first in range(0, weight.out_features, step)
     ]
     y = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
     return y[:rows]
+
+
+def _column_step(weight: Matrix) -> int:
+    """Output columns at a time, whole blocks of the format."""
+    block = weight.block_n if isinstance(weight, Fp8BlockMatrix) else 1
+    return max(COLUMN_TILE // block, 1) * block
 
 
 def _whole_tiles(x_TK: torch.Tensor) -> torch.Tensor:
@@ -54,36 +73,42 @@ def dequantize(weight: Matrix) -> torch.Tensor:
         case Fp8BlockMatrix(codes, scale, block_n, block_k):
             return dequantize_fp8_blocks(codes, scale_values(scale), block_n, block_k)
         case Int4Matrix(codes, scale, zero, group, order):
-            offset = 8.0 if zero is None else zero.float().repeat_interleave(group, -1)
-            values = nibbles(codes, order).float() - offset
-            return values * scale.float().repeat_interleave(group, -1)
+            values = four_bit_values(codes, order, U4_PAIRS).view(*scale.shape, group)
+            offset = 8.0 if zero is None else zero.float().unsqueeze(-1)
+            return values.sub_(offset).mul_(scale.float().unsqueeze(-1)).flatten(-2)
         case Mxfp4Matrix(codes, scale, order):
-            values = decode_e2m1(nibbles(codes, order))
-            return values * scale_values(scale).repeat_interleave(weight.group, -1)
+            values = four_bit_values(codes, order, E2M1_PAIRS).view(*scale.shape, weight.group)
+            return values.mul_(scale_values(scale).unsqueeze(-1)).flatten(-2)
 
 
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
     """fp32 scales; uint8 holds e8m0 codes, 2^(code - 127) with 255 for NaN."""
     if scale.dtype != torch.uint8:
         return scale.float()
-    exponent = scale.to(torch.int32) - 127
-    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
-    return power.masked_fill(scale == 255, torch.nan)
+    bits = scale.to(torch.int32).bitwise_left_shift_(23)
+    bits.masked_fill_(scale == 0, 1 << 22)  # 2^-127 is subnormal in fp32
+    bits.masked_fill_(scale == 255, 0x7FC00000)
+    return bits.view(torch.float32)
+
+
+def four_bit_values(
+    codes: torch.Tensor, order: NibbleOrder, pairs_256x2: torch.Tensor
+) -> torch.Tensor:
+    """fp32 [..., N, K] in the order of k, of bytes [..., N, K / 2]; a pair of values for a byte."""
+    pairs = pairs_256x2.to(codes.device).index_select(0, codes.flatten().int())
+    if order == "halves":
+        pairs = pairs.view(-1, NIBBLE_UNIT // 2, 2).transpose(1, 2).contiguous()
+    return pairs.view(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """fp32 values of e2m1 codes 0..15 (uint8): s ee m."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
-    return table[codes.long()]
+    return E2M1_PAIRS[:16, 0].to(codes.device)[codes.long()]
 
 
 def nibbles(codes: torch.Tensor, order: NibbleOrder) -> torch.Tensor:
     """Four-bit codes uint8 [..., N, K] in the order of k, of bytes [..., N, K / 2]."""
-    low, high = codes & 15, codes >> 4
-    if order == "pairs":
-        return torch.stack((low, high), -1).flatten(-2)
-    units = (*codes.shape[:-1], -1, 16)
-    return torch.stack((low.view(units), high.view(units)), -2).flatten(-3)
+    return four_bit_values(codes, order, U4_PAIRS).to(torch.uint8)
 
 
 def dequantize_fp8_blocks(

@@ -9,7 +9,7 @@ from kernels.rms_norm import reference
 
 def rms_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     *,
     eps: float,
     group_size: int | None = None,
@@ -20,9 +20,10 @@ def rms_norm(
 
     x [..., D] of any float type and weight [D]. With `group_size` G (a divisor of D) every G
     consecutive values have their own mean. `zero_centred` multiplies by 1 + w instead of w.
+    Without `weight` nothing is multiplied (query heads of DeepSeek-V4).
     Returns [..., D] in `out_dtype`, or in the type of x. Source: Qwen3.5 and Qwen4-Exp RMSNorm.
     """
-    assert x.shape[-1] == weight.shape[-1] and weight.dim() == 1
+    assert weight is None or weight.shape == x.shape[-1:]
     assert group_size is None or x.shape[-1] % group_size == 0
     y = reference.rms_norm(x, weight, eps, group_size, zero_centred)
     return y.to(out_dtype or x.dtype)

@@ -6,15 +6,20 @@ from kernels.activation.reference import sigmoid, silu
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, group_size: int | None, zero_centred: bool
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    group_size: int | None,
+    zero_centred: bool,
 ) -> torch.Tensor:
     x = x.float()
-    scale = weight.float()
-    if zero_centred:
-        scale = scale + 1.0
     grouped = x if group_size is None else x.view(*x.shape[:-1], -1, group_size)
     inverse = grouped.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (grouped * inverse).view(x.shape).mul_(scale)
+    y = (grouped * inverse).view(x.shape)
+    if weight is None:
+        return y
+    scale = weight.float()
+    return y.mul_(scale + 1.0 if zero_centred else scale)
 
 
 def rms_norm_gated(

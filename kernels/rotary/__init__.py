@@ -1,4 +1,4 @@
-"""Rotary position embedding on the first dimensions of each head (rotate-half pairing)."""
+"""Rotary position embedding on a part of each head."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor
     assert x_THD.dim() == 3 and x_THD.shape[-1] >= 2 * cos_TF.shape[-1]
     assert x_THD.shape[0] == cos_TF.shape[0] and cos_TF.shape == sin_TF.shape
     return reference.apply_rotary(x_THD, cos_TF, sin_TF)
+
+
+def rotate_tail_pairs(
+    x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor, *, inverse: bool = False
+) -> torch.Tensor:
+    """Rotate the neighbours D - 2F + 2i and D - 2F + 2i + 1 for i < F; other dimensions pass.
+
+    (a, b) becomes (a cos - b sin, a sin + b cos); `inverse` turns back. x [T, H, D] with
+    D >= 2F; computed in fp32, returned in the type of x. Source: DeepSeek-V4 partial rotary.
+    """
+    assert x_THD.dim() == 3 and x_THD.shape[-1] >= 2 * cos_TF.shape[-1]
+    assert x_THD.shape[0] == cos_TF.shape[0] and cos_TF.shape == sin_TF.shape
+    return reference.rotate_tail_pairs(x_THD, cos_TF, -sin_TF if inverse else sin_TF)

@@ -17,3 +17,14 @@ def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor
     low, high, rest = x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
     out = torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
     return out.to(x_THD.dtype)
+
+
+def rotate_tail_pairs(
+    x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor
+) -> torch.Tensor:
+    plain = x_THD.shape[-1] - 2 * cos_TF.shape[-1]
+    cos, sin = cos_TF[:, None], sin_TF[:, None]
+    x = x_THD.float()
+    a, b = x[..., plain::2], x[..., plain + 1 :: 2]
+    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return torch.cat([x[..., :plain], turned], dim=-1).to(x_THD.dtype)

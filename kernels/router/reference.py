@@ -52,7 +52,8 @@ def _only_best_groups(biased_TE: torch.Tensor, groups: int, top_groups: int) -> 
     two_TG2 = torch.sort(members_TGN, dim=-1, descending=True).values[..., :2]
     best_Tg = _best(two_TG2[..., 0] + two_TG2[..., 1], top_groups)
     closed_TG = torch.ones_like(two_TG2[..., 0], dtype=torch.bool).scatter_(1, best_Tg, False)
-    return members_TGN.masked_fill(closed_TG[..., None], -torch.inf).flatten(1)
+    open_TGN: torch.Tensor = members_TGN.masked_fill(closed_TG[..., None], -torch.inf)
+    return open_TGN.flatten(1)
 
 
 def _best(values_TN: torch.Tensor, count: int) -> torch.Tensor:

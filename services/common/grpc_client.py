@@ -12,11 +12,12 @@ import grpc.aio
 from services.common.logs import request_id_var
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+# A request to render may hold image files; a gateway takes bodies of 64 MiB.
+MAX_RENDER_BYTES = 65 * 1024 * 1024
 REQUEST_ID_KEY = "x-request-id"
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -66,17 +67,23 @@ def _service_config(health_service: str) -> str:
     return json.dumps(config)
 
 
-def connect(target: str, *, health_service: str = "") -> grpc.aio.Channel:
+def connect(
+    target: str, *, health_service: str = "", max_send_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Channel:
     """A lazily connecting channel to `target` (`unix:/path.sock`, `host:port`, `dns:///name:port`).
 
     With `health_service` (full proto name) calls are spread over all addresses of the target that
     report themselves as serving it; use it for replicated CPU services behind one DNS name. The
     caller closes the channel. Give every call a deadline; only `Load`, `Session` and health
-    `Watch` are open-ended.
+    `Watch` are open-ended. `max_send_bytes` bounds a request; the server must take as much.
     """
     if not target:
         raise ValueError("a gRPC target must not be empty")
-    options = [*_OPTIONS, ("grpc.service_config", _service_config(health_service))]
+    options = [
+        *_OPTIONS,
+        ("grpc.max_send_message_length", max_send_bytes),
+        ("grpc.service_config", _service_config(health_service)),
+    ]
     return grpc.aio.insecure_channel(target, options=options)
 
 

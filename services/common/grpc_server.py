@@ -22,7 +22,6 @@ from services.common.sockets import SocketLock
 _log = logging.getLogger(__name__)
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -102,13 +101,18 @@ class GrpcServer:
         grace_seconds: float = 10.0,
         reflection_on_tcp: bool = False,
         open_ended: Iterable[str] = (),
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._name = instance or f"{service}-0"
         self._path = socket_path(run_dir, service, self._name)
         self._listen = listen
         self._grace_seconds = grace_seconds
         self._border = BorderInterceptor(reflection_on_tcp=reflection_on_tcp, open_ended=open_ended)
-        options = [*_OPTIONS, *(_TCP_OPTIONS if listen else ())]
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", max_receive_bytes),
+            *(_TCP_OPTIONS if listen else ()),
+        ]
         inner = grpc.aio.server(interceptors=[self._border], options=options)
         self._recorder = _RecordingServer(inner)
         self.server: grpc.aio.Server = self._recorder

@@ -1,304 +1,44 @@
 """N-gram tables of a checkpoint: where their rows lie, how row ids are hashed, what names them.
 
 Torch-free, so that the offload service and the engine derive the same answer, fingerprint
-included, from the same checkpoint folder. Source of the layout and of the hash: the release's
-tensor names and the n-gram embedding of `transformers` qwen4_exp.
-
-A table is stored as shards `<layer>.ple.ple_embedding.ngram_embedding.shard_<i>.weight`
-[rows_i, values] (or one `ngram_embedding.weight`), concatenated by rows, in e4m3 with one scalar
-`weight_scale` or in bf16 without. Three I64 tensors beside it state the hash.
+included, from the same checkpoint folder. Two forms exist: PLE tables (`ngram.ple`) and Engram
+tables (`ngram.engram`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from services.common.checkpoint import Checkpoint
+from services.common.ngram.engram import engram_parameters, engram_tables
+from services.common.ngram.layout import (
+    AnyParameters,
+    EngramParameters,
+    HashParameters,
+    TableLayout,
+)
+from services.common.ngram.ple import hash_parameters, ple_tables
 
-from services.common.checkpoint import Checkpoint, CheckpointError, TensorInfo
-
-LAYOUT_VERSION = 1
-_PREFIX = re.compile(r"^(?:.*\.)?layers\.(\d+)\.ple\.ple_embedding\.")
-_SHARD = re.compile(r"^ngram_embedding\.shard_(\d+)\.weight$")
-_DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2}
-_MASK64 = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_LAYER_SEED_STEP = 10007
-
-
-@dataclass(frozen=True, slots=True)
-class HashParameters:
-    """How the row ids of a token follow from its id and the ids before it."""
-
-    multipliers: tuple[int, ...]  # one per position of the n-gram, newest first
-    head_sizes: tuple[int, ...]  # prime number of rows of each head
-    head_offsets: tuple[int, ...]  # first row of each head
-    ngram_size: int
-    eos_token_id: int  # stands for missing predecessors
-
-
-@dataclass(frozen=True, slots=True)
-class TableLayout:
-    """One table. `shards` in row order; `row_bytes` = `row_values` * bytes of `dtype`."""
-
-    name: str
-    layer: int
-    dtype: str  # safetensors name: F8_E4M3 or BF16
-    rows: int
-    row_values: int
-    scale: float  # value = stored * scale
-    hash: HashParameters
-    shards: tuple[TensorInfo, ...]
-    fingerprint: str
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.row_values * _DTYPE_BYTES[self.dtype]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole table."""
-        return self.rows * self.row_bytes
+__all__ = [
+    "AnyParameters",
+    "EngramParameters",
+    "HashParameters",
+    "TableLayout",
+    "engram_parameters",
+    "find_tables",
+    "hash_parameters",
+]
 
 
 def find_tables(checkpoint: Checkpoint) -> tuple[TableLayout, ...]:
     """Every n-gram table of the checkpoint, by layer; empty when the model has none.
 
-    Raises CheckpointError, naming file, tensor and sizes, for a table that the config asks for
-    and the folder lacks, a missing or misshapen shard, and hash constants that differ from those
-    that the config determines.
+    Names are `<family>.layers.<layer>.<ple or engram>`. Raises CheckpointError, naming file,
+    tensor and sizes, for a table that the config asks for and the folder lacks, a missing or
+    misshapen tensor of it, and hash constants that differ from those that the config determines.
+    The rows themselves are not read.
     """
-    config = checkpoint.config.get("text_config", checkpoint.config)
-    layers = sorted({int(i) - 1 for i in config.get("ple_layer_ids") or ()})
-    prefixes = _prefixes(checkpoint)
-    for layer in layers:
-        if layer not in prefixes:
-            raise CheckpointError(
-                "the config asks for an n-gram table that the folder lacks",
-                file=checkpoint.folder,
-                tensor=f"layers.{layer}.ple.ple_embedding.ngram_embedding.*",
-            )
-    return tuple(
-        _table(checkpoint, config, prefixes[layer], layer, rank)
-        for rank, layer in enumerate(layers)
-    )
-
-
-def table_name(config: Mapping[str, Any], layer: int) -> str:
-    """Name of the table of zero-based `layer`, as the offload service serves it."""
-    family = str(config.get("model_type", "")).removesuffix("_text")
-    return f"{family}.layers.{layer}.ple"
-
-
-def hash_parameters(config: Mapping[str, Any], rank: int) -> HashParameters:
-    """Hash of the `rank`-th table (by layer) of a `text_config`."""
-    ngram_size = int(config.get("ngram_size", 3))
-    heads = _heads(config)
-    base = int(config.get("ngram_vocab_size_base", 20_000_000))
-    sizes = _primes(base, first=rank * heads, count=heads)
-    offsets = tuple(sum(sizes[:h]) for h in range(heads))
-    eos = config.get("eos_token_id")
-    eos = eos[0] if isinstance(eos, list) else eos
-    if not isinstance(eos, int):
-        raise CheckpointError(f"config: eos_token_id {eos!r} is not a token id")
-    seed = int(config.get("seed", 1234)) + _LAYER_SEED_STEP * rank
-    multipliers = _multipliers(seed, int(config["vocab_size"]), ngram_size)
-    return HashParameters(multipliers, sizes, offsets, ngram_size, eos)
-
-
-def _prefixes(checkpoint: Checkpoint) -> dict[int, str]:
-    """Layer -> common start of the names of its table's tensors."""
-    found: dict[int, str] = {}
-    for name in checkpoint.names():
-        match = _PREFIX.match(name)
-        if match and not name.startswith("mtp."):
-            found[int(match[1])] = match[0]
-    return found
-
-
-def _table(
-    checkpoint: Checkpoint, config: Mapping[str, Any], prefix: str, layer: int, rank: int
-) -> TableLayout:
-    parameters = hash_parameters(config, rank)
-    _check_hash(checkpoint, prefix, parameters)
-    shards = _shards(checkpoint, config, prefix)
-    rows = sum(s.shape[0] for s in shards)
-    divisor = int(config.get("make_ngram_vocab_size_divisible_by", 128))
-    expected = -(-sum(parameters.head_sizes) // divisor) * divisor
-    row_values = _row_values(config)
-    item = _DTYPE_BYTES[shards[0].dtype]
-    if rows != expected:
-        raise CheckpointError(
-            f"n-gram table has {rows} rows in {len(shards)} shards, the config asks for {expected}",
-            file=shards[-1].file,
-            tensor=shards[-1].name,
-            expected_bytes=expected * row_values * item,
-            found_bytes=sum(s.nbytes for s in shards),
-        )
-    name = table_name(config, layer)
-    scale = _scale(checkpoint, prefix, shards[0])
-    identity = [name, shards[0].dtype, rows, row_values, scale, asdict(parameters)]
-    return TableLayout(
-        name,
-        layer,
-        shards[0].dtype,
-        rows,
-        row_values,
-        scale,
-        parameters,
-        shards,
-        _fingerprint(checkpoint, identity),
-    )
-
-
-def _fingerprint(checkpoint: Checkpoint, identity: list[Any]) -> str:
-    text = json.dumps([LAYOUT_VERSION, checkpoint.fingerprint(), *identity], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _heads(config: Mapping[str, Any]) -> int:
-    return (int(config.get("ngram_size", 3)) - 1) * int(config.get("heads_per_ngram", 8))
-
-
-def _row_values(config: Mapping[str, Any]) -> int:
-    width = int(config.get("ple_embed_dim") or config["hidden_size"])
-    heads = _heads(config)
-    if width % heads:
-        raise CheckpointError(f"config: ple_embed_dim {width} is not a multiple of {heads} heads")
-    return width // heads
-
-
-def _shards(
-    checkpoint: Checkpoint, config: Mapping[str, Any], prefix: str
-) -> tuple[TensorInfo, ...]:
-    """The table's shards in row order, their count, type and width checked."""
-    numbered = {
-        int(match[1]): name
-        for name in checkpoint.names()
-        if name.startswith(prefix) and (match := _SHARD.match(name[len(prefix) :]))
-    }
-    whole = f"{prefix}ngram_embedding.weight"
-    if not numbered and whole in checkpoint:
-        numbered = {0: whole}
-        count = 1
-    else:
-        count = int(config.get("split_ngram_parts", len(numbered)))
-    shards = []
-    for index in range(max(count, len(numbered), 1)):
-        name = numbered.get(index, f"{prefix}ngram_embedding.shard_{index}.weight")
-        shards.append(checkpoint.info(name))
-    row_values = _row_values(config)
-    for shard in shards:
-        _check_shard(shard, shards[0], row_values)
-    return tuple(shards)
-
-
-def _check_shard(shard: TensorInfo, first: TensorInfo, row_values: int) -> None:
-    if shard.dtype not in _DTYPE_BYTES:
-        raise CheckpointError(
-            f"n-gram table of type {shard.dtype}; F8_E4M3 and BF16 are served",
-            file=shard.file,
-            tensor=shard.name,
-        )
-    if shard.dtype != first.dtype or len(shard.shape) != 2 or shard.shape[1] != row_values:
-        raise CheckpointError(
-            f"n-gram shard is {shard.dtype} {list(shard.shape)}, expected {first.dtype} "
-            f"[rows, {row_values}]",
-            file=shard.file,
-            tensor=shard.name,
-            expected_bytes=math.prod(shard.shape[:1]) * row_values * _DTYPE_BYTES[first.dtype],
-            found_bytes=shard.nbytes,
-        )
-
-
-def _check_hash(checkpoint: Checkpoint, prefix: str, parameters: HashParameters) -> None:
-    expected = {
-        "layer_multipliers": parameters.multipliers,
-        "ngram_heads_vocab_sizes": parameters.head_sizes,
-        "ngram_heads_offsets": parameters.head_offsets,
-    }
-    for suffix, values in expected.items():
-        info = checkpoint.info(prefix + suffix)
-        found = _integers(checkpoint, info, len(values))
-        if found != values:
-            raise CheckpointError(
-                f"the table was hashed differently: stored {_short(found)}, the config gives "
-                f"{_short(values)}",
-                file=info.file,
-                tensor=info.name,
-                expected_bytes=8 * len(values),
-                found_bytes=info.nbytes,
-            )
-
-
-def _short(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values[:3])) + (", ..." if len(values) > 3 else "")
-
-
-def _integers(checkpoint: Checkpoint, info: TensorInfo, count: int) -> tuple[int, ...]:
-    if info.dtype != "I64" or info.nbytes != 8 * count:
-        raise CheckpointError(
-            f"hash constants are {info.dtype} {list(info.shape)}, expected I64 [{count}]",
-            file=info.file,
-            tensor=info.name,
-            expected_bytes=8 * count,
-            found_bytes=info.nbytes,
-        )
-    return struct.unpack(f"<{count}q", checkpoint.raw(info.name))
-
-
-def _scale(checkpoint: Checkpoint, prefix: str, first: TensorInfo) -> float:
-    """The table's one factor; 1 for bf16. Raises when an e4m3 table has none."""
-    name = f"{prefix}ngram_embedding.weight_scale"
-    if name not in checkpoint and first.dtype == "BF16":
-        return 1.0
-    info = checkpoint.info(name)
-    raw = checkpoint.raw(name)
-    if info.dtype == "BF16" and info.nbytes == 2:
-        return float(struct.unpack("<f", b"\0\0" + bytes(raw))[0])
-    if info.dtype == "F32" and info.nbytes == 4:
-        return float(struct.unpack("<f", raw)[0])
-    raise CheckpointError(
-        f"scale of the n-gram table is {info.dtype} {list(info.shape)}, expected one BF16 or F32",
-        file=info.file,
-        tensor=name,
-    )
-
-
-def _splitmix64(value: int) -> int:
-    value = (value + _GAMMA) & _MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
-
-
-def _multipliers(seed: int, vocab_size: int, ngram_size: int) -> tuple[int, ...]:
-    """Odd factors, small enough that factor * token id stays below 2^63."""
-    half = max(1, ((1 << 63) - 1) // vocab_size // 2)
-    return tuple(
-        2 * (_splitmix64((seed + _GAMMA * (i + 1)) & _MASK64) % half) + 1 for i in range(ngram_size)
-    )
-
-
-def _primes(base: int, first: int, count: int) -> tuple[int, ...]:
-    """Primes number `first` to `first + count` (exclusive) among those >= `base`."""
-    primes: Iterator[int] = (n for n in _from(base) if _is_prime(n))
-    return tuple(next(primes) for _ in range(first + count))[first:]
-
-
-def _from(start: int) -> Iterator[int]:
-    while True:
-        yield start
-        start += 1
-
-
-def _is_prime(value: int) -> bool:
-    if value < 4:
-        return value >= 2
-    return value % 2 != 0 and all(value % d for d in range(3, math.isqrt(value) + 1, 2))
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    if text.get("engram_layer_ids"):
+        # Here top-level keys win over those of the text part, but for the name of the family.
+        flat = text | {k: v for k, v in checkpoint.config.items() if k != "text_config"}
+        return engram_tables(checkpoint, flat)
+    return ple_tables(checkpoint, text)

@@ -17,6 +17,7 @@ from services.common.checkpoint import Checkpoint
 from services.common.errors import StartupError
 from services.common.grpc_client import socket_target
 from services.common.shm import region_counts
+from services.engine.cache.sizing import least_unit
 from services.engine.cache.spec import CacheGroup
 from services.engine.cache.store_client import StoreClient
 from services.engine.config import CoreConfig, DeviceName
@@ -30,7 +31,7 @@ from services.engine.scheduler.messages import Request, RequestSampling, Request
 from services.engine.table_opening import Tables, open_tables
 
 NO_PEER = "none"
-UNIT_TOKENS = 64
+UNIT_TOKENS = 64  # of the prefix cache, where all pages of the model divide it
 DEFAULT_NUM_SEQS = 64
 DEFAULT_BATCHED_TOKENS = 2048
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -146,7 +147,7 @@ def _core_config(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=flags.max_num_batched_tokens
             or max(DEFAULT_BATCHED_TOKENS, max_num_seqs),
-            unit_tokens=UNIT_TOKENS,
+            unit_tokens=least_unit(model.groups, UNIT_TOKENS),
             enable_prefix_caching=flags.enable_prefix_caching,
             prefix_cache_retention_interval=flags.prefix_cache_retention_interval,
             max_waiting_tokens=flags.max_waiting_tokens,

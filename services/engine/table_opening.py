@@ -11,22 +11,22 @@ from typing import Protocol
 
 import torch
 from warhorse.v1.common_pb2 import ErrorReason
-from warhorse.v1.offload_pb2 import AttachRequest, Table
+from warhorse.v1.offload_pb2 import Table
 from warhorse.v1.offload_pb2_grpc import OffloadServiceStub
 
 from services.common.checkpoint import Checkpoint
 from services.common.errors import ServiceError, StartupError
 from services.common.grpc_client import connect, socket_target
 from services.common.ngram_table import TableLayout, find_tables
-from services.engine.checkpoints.local_table import local_tables
+from services.engine.checkpoints.local_table import LocalTable
 from services.engine.flags import EngineFlags
 from services.engine.models.base import NgramHash
-from services.engine.runtime.tables import RemoteTable, attach_tables, check_table, retried
+from services.engine.runtime.remote_table import RemoteTable, retried
+from services.engine.runtime.tables import attach_tables, served_table
 from services.engine.runtime.tables_api import TableSource
 
 NO_PEER = "none"
 ATTACH_SECONDS = 120.0
-CALL_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def open_tables(flags: EngineFlags, ngrams: Sequence[NgramHash], device: torch.d
     if not ngrams:
         return Tables()
     names = {n.table for n in ngrams}
-    checkpoint = Checkpoint.open(flags.model)
+    with Checkpoint.open(flags.model) as checkpoint:
+        layouts = [t for t in find_tables(checkpoint) if t.name in names]
     if flags.offload_address == NO_PEER:
         logger.warning("no offload service: n-gram rows are read from the checkpoint's files")
-        return Tables(local_tables(checkpoint, device))  # they keep the maps
-    with checkpoint:
-        layouts = [t for t in find_tables(checkpoint) if t.name in names]
+        local = {t.name: LocalTable(t, device) for t in layouts}
+        return Tables(TableSource(local), held=[*local.values()])
     address = flags.offload_address or socket_target(flags.run_dir.absolute(), "offload")
     try:
         return asyncio.run(_from_offload(flags, address, layouts, device))
@@ -95,14 +95,9 @@ async def _from_offload(
 async def _remote(
     address: str, layout: TableLayout, client_id: str, device: torch.device
 ) -> RemoteTable:
-    request = AttachRequest(client_id=client_id, table=layout.name, fingerprint=layout.fingerprint)
-
-    async def attach() -> Table:
+    async def find() -> Table:
         async with connect(address) as channel:
-            answer = await OffloadServiceStub(channel).Attach(request, timeout=CALL_SECONDS)
-        table: Table = answer.tables[0]
-        return table
+            return await served_table(OffloadServiceStub(channel), layout, client_id)
 
-    table = await retried(attach, ATTACH_SECONDS)
-    check_table(table, layout)
-    return RemoteTable(table, address, device)
+    await retried(find, ATTACH_SECONDS)
+    return RemoteTable(layout, address, device)

@@ -14,8 +14,9 @@ from starlette.responses import Response
 from services.common.describe import build_version
 from services.gateway.config import GatewayConfig
 from services.gateway.errors import NOT_FOUND, SCHEMA, ApiError, shorten, to_api_error
+from services.gateway.messages.errors import error_response
 from services.gateway.middleware import ApiKeys, RequestIds
-from services.gateway.routes import control, generation, models, status, tokens
+from services.gateway.routes import control, generation, models, responses, status, tokens
 from services.gateway.state import GatewayState
 
 
@@ -42,6 +43,7 @@ def create_app(config: GatewayConfig) -> FastAPI:
     )
     app.state.gateway = state
     generation.add_routes(app, state)
+    responses.add_routes(app, state)
     models.add_routes(app, state)
     tokens.add_routes(app, state)
     status.add_routes(app, state)
@@ -53,8 +55,8 @@ def create_app(config: GatewayConfig) -> FastAPI:
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error, request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -64,7 +66,8 @@ def _add_error_handlers(app: FastAPI) -> None:
             kind, message = NOT_FOUND, f"The path `{path}` does not exist."
         elif error.status_code == 405:
             message = f"The method {shorten(request.method, 20)} is not allowed for `{path}`."
-        return ApiError(error.status_code, kind, message, headers=error.headers).response()
+        found = ApiError(error.status_code, kind, message, headers=error.headers)
+        return error_response(found, request.url.path)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

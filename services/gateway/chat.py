@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from warhorse.v1 import engine_pb2, tokenizer_pb2
 
 from services.gateway.chat_body import ChatBodyWriter
 from services.gateway.chat_options import ChatOptions, Envelope
 from services.gateway.chat_stream import ChatStreamWriter
-from services.gateway.conversation import render_request, text_bytes, tool_choice, tool_messages
+from services.gateway.conversation import (
+    refuse_images,
+    render_request,
+    text_bytes,
+    tool_choice,
+    tool_messages,
+)
 from services.gateway.errors import bad_request
 from services.gateway.generation import EventStream
 from services.gateway.identity import engine_request_id, fingerprint
@@ -34,21 +41,23 @@ from services.gateway.state import GatewayState
 class ChatJob:
     """One chat completion."""
 
+    id_prefix = "chatcmpl-"
+
     def __init__(self, request: ChatRequest, request_id: str, state: GatewayState) -> None:
         self._request = request
         self._request_id = request_id
-        self._state = state
+        self.state = state
         self.streaming = bool(request.stream)
         self.meter = state.meter()
-        self._envelope = Envelope("", 0, "", "")
+        self.envelope = Envelope("", 0, "", "")
 
     async def prepare(self) -> Sequence[GenerationPlan]:
         """Check, render, resolve."""
-        request, state = self._request, self._state
+        request, state = self._request, self.state
         facts = await state.facts()
         self.meter.model = state.check_model(request.model)
-        self._envelope = Envelope(
-            f"chatcmpl-{self._request_id}",
+        self.envelope = Envelope(
+            f"{self.id_prefix}{self._request_id}",
             int(time.time()),
             self.meter.model,
             fingerprint(facts),
@@ -62,12 +71,12 @@ class ChatJob:
 
     def writer(self, stream: EventStream) -> Writer:
         """SSE frames or one body."""
-        config = self._state.config
+        config = self.state.config
         options = ChatOptions.of(
             self._request, config.reasoning_field, force_usage=config.enable_force_include_usage
         )
         kind = ChatStreamWriter if self.streaming else ChatBodyWriter
-        return kind(self._envelope, options, stream)
+        return kind(self.envelope, options, stream)
 
     def _plan(self, prompt: Prompt, facts: ModelFacts) -> GenerationPlan:
         request = self._request
@@ -80,6 +89,7 @@ class ChatJob:
                 request_id=engine_request_id(self._request_id),
                 model=facts.name,
                 prompt_token_ids=prompt.token_ids,
+                images=prompt.images,
                 sampling=sampling_params(request, facts),
                 stopping=stopping_params(request, prompt, most),
                 output=self._output(),
@@ -90,7 +100,8 @@ class ChatJob:
             parse=self._parse_open(prompt),
             stream_interval=request.stream_interval or 1,
             restartable=not self.streaming,
-            deadline_seconds=self._state.config.request_timeout_seconds,
+            deadline_seconds=self.state.config.request_timeout_seconds,
+            rerender=partial(render_chat, request, self.state, facts) if prompt.images else None,
         )
 
     def _output(self) -> engine_pb2.OutputParams:
@@ -102,7 +113,7 @@ class ChatJob:
         return output
 
     def _parse_open(self, prompt: Prompt) -> tokenizer_pb2.ParseOpen:
-        request, config = self._request, self._state.config
+        request, config = self._request, self.state.config
         opening = parse_open(request, self._request_id, prompt)
         opening.tools.extend(tool_messages(request))
         opening.tool_choice = tool_choice(request)
@@ -130,8 +141,11 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
         trust_template=config.trust_request_chat_template,
     )
     check_text_size(text_bytes(request), facts, "messages")
-    answer = await state.tokenizers.render(rendering)
     info = state.tokenizers.info
+    if info is not None and not info.takes_images:
+        refuse_images(request)
+    answer = await state.tokenizers.render(rendering)
     eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
-    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos)
+    images = tuple(answer.images)
+    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos, images)
     return truncate(request, prompt, facts)

@@ -20,6 +20,7 @@ from services.gateway.events import (
     Restarted,
     Update,
 )
+from services.gateway.frames import OpenAiFrames
 from services.gateway.generation import EventStream
 from services.gateway.logprobs import TokenNames, chat_entries, prompt_entries
 from services.gateway.usage import usage_body
@@ -60,7 +61,7 @@ class _Collected:
         return self.calls
 
 
-class ChatBodyWriter:
+class ChatBodyWriter(OpenAiFrames):
     """Collects all events and writes one JSON body at the end."""
 
     def __init__(self, envelope: Envelope, options: ChatOptions, stream: EventStream) -> None:

@@ -18,9 +18,9 @@ from services.gateway.events import (
     Reasoning,
     Update,
 )
+from services.gateway.frames import DONE, OpenAiFrames
 from services.gateway.generation import EventStream
 from services.gateway.logprobs import TokenNames, chat_entries
-from services.gateway.respond import DONE
 from services.gateway.usage import usage_body
 
 OBJECT = "chat.completion.chunk"
@@ -39,7 +39,7 @@ class _ChoiceFrames:
         self.token_ids: list[int] = []
 
 
-class ChatStreamWriter:
+class ChatStreamWriter(OpenAiFrames):
     """One kind of delta per frame; log-probabilities and token ids ride on the next frame."""
 
     def __init__(self, envelope: Envelope, options: ChatOptions, stream: EventStream) -> None:

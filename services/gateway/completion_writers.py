@@ -10,9 +10,9 @@ import orjson
 
 from services.gateway.chat_options import Envelope
 from services.gateway.events import Content, Ended, Event, Reasoning, Restarted, Update
+from services.gateway.frames import DONE, OpenAiFrames
 from services.gateway.generation import EventStream, Generation
 from services.gateway.logprobs import CompletionLogprobs, TokenNames, prompt_entries
-from services.gateway.respond import DONE
 from services.gateway.schema.completion import CompletionRequest
 from services.gateway.tokens import unpack
 from services.gateway.usage import usage_body
@@ -75,7 +75,7 @@ class _Choice:
         return text
 
 
-class _Writer:
+class _Writer(OpenAiFrames):
     """What both forms share: the choices and how events are added to them."""
 
     def __init__(self, envelope: Envelope, options: CompletionOptions, stream: EventStream) -> None:

@@ -83,6 +83,12 @@ class GatewayConfig:
     request_timeout_seconds: float = field(
         default=7200.0, metadata=_help("deadline of a generation", 1)
     )
+    response_store_mb: int = field(
+        default=256, metadata=_help("MiB of responses kept for /v1/responses; 0: none", 0, 65536)
+    )
+    response_store_seconds: float = field(
+        default=3600.0, metadata=_help("how long a response is kept", 0)
+    )
     shutdown_timeout: float = field(
         default=30.0, metadata=_help("seconds that running requests get after SIGTERM", 0)
     )

@@ -113,12 +113,29 @@ def _message(index: int, message: Message) -> tokenizer_pb2.ChatMessage:
     )
 
 
+def refuse_images(request: ChatRequest) -> None:
+    """Raise ApiError 400 for the first image; for models without vision."""
+    for i, message in enumerate(request.messages):
+        for j, part in enumerate(message.content or ()):
+            if part.is_image:
+                path = f"messages.{i}.content.{j}"
+                raise unsupported("A message part with an image", path)
+
+
 def _part(path: str, part: ContentPart) -> tokenizer_pb2.ContentPart:
     if part.is_image:
-        raise unsupported("A message part with an image", path)
+        return _image(path, part)
     if part.plain is None:
         raise bad_request(f"`{path}.text` is required.", f"{path}.text")
     return tokenizer_pb2.ContentPart(text=part.plain)
+
+
+def _image(path: str, part: ContentPart) -> tokenizer_pb2.ContentPart:
+    image = part.image_url
+    if image is None:
+        raise bad_request(f"`{path}.image_url` is required.", f"{path}.image_url")
+    detail = image.detail or part.detail or ""
+    return tokenizer_pb2.ContentPart(image_url=image.url, image_detail=detail)
 
 
 def _generation_prompt(request: ChatRequest) -> bool:

@@ -80,6 +80,7 @@ class Usage:
     completion: int = 0
     cached: int = 0
     reasoning: int = 0
+    images: int = 0
 
     def add(self, other: Usage) -> None:
         """Add the counts of another prompt of the same request."""
@@ -87,6 +88,7 @@ class Usage:
         self.completion += other.completion
         self.cached += other.cached
         self.reasoning += other.reasoning
+        self.images += other.images
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_PARALLEL_PROMPTS = 64
 RETRY_PAUSE = 0.2
 _NO_ROOM = frozenset({common_pb2.ERROR_REASON_QUEUE_FULL, common_pb2.ERROR_REASON_POOL_EXHAUSTED})
+# An engine's answer when it cannot open the region of an image.
+_IMAGES_GONE = common_pb2.ERROR_REASON_STALE_GENERATION
 
 
 class Generation:
@@ -46,6 +48,7 @@ class Generation:
         self._started = False  # the engine accepted the prompt and began to compute it
         self._full: list[EnginePeer] = []
         self._restarts = 0
+        self._rerendered = False
         self._retry_until: float | None = None
 
     def usage(self) -> Usage:
@@ -55,6 +58,7 @@ class Generation:
             completion=sum(c.delivered for c in self._choices),
             cached=self.report.cached_tokens,
             reasoning=sum(c.reasoning_tokens for c in self._choices),
+            images=self.plan.prompt.image_tokens,
         )
 
     async def run(self) -> None:
@@ -76,7 +80,10 @@ class Generation:
         if error.reason in _NO_ROOM and not self._started:
             self._full.append(engine)
             return
-        visible = not self.plan.restartable and any(c.emitted for c in self._choices)
+        emitted = any(c.emitted for c in self._choices)
+        if error.reason == _IMAGES_GONE and self.plan.prompt.images and not emitted:
+            return await self._rerender_once(error)
+        visible = not self.plan.restartable and emitted
         if visible or isinstance(error, TokenizerLostError) or not is_lost(error):
             raise error
         now = time.monotonic()
@@ -88,6 +95,22 @@ class Generation:
         self._engines.set.mark_lost(engine)
         self._outbox.restart(self.plan.choices)
         await asyncio.sleep(RETRY_PAUSE)
+
+    async def _rerender_once(self, error: ServiceError) -> None:
+        """Have the images published again: their tokenizer dropped them, or is another one now."""
+        lost = ServiceError(
+            error.reason, "The images of the request were lost on their way.", retry_after=1.0
+        )
+        if self._rerendered or self.plan.rerender is None:
+            raise lost from error
+        self._rerendered = True
+        logger.warning("images were gone; the prompt is rendered again")
+        prompt = await self.plan.rerender()
+        if prompt.token_ids != self.plan.prompt.token_ids:  # what a URL names has changed
+            raise lost from error
+        request = self.plan.request
+        del request.images[:]
+        request.images.extend(prompt.images)
 
     async def _attempt(self, engine: EnginePeer) -> None:
         self._started = False

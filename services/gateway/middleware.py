@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.common.logs import request_id_var
 from services.gateway.errors import ApiError
 from services.gateway.identity import request_id
+from services.gateway.messages.errors import error_response
 from services.gateway.metrics import Metrics
 
 access_logger = logging.getLogger("services.gateway.access")
@@ -103,7 +104,7 @@ class ApiKeys:
             message = "The API key is missing or wrong."
             headers = {"WWW-Authenticate": "Bearer"}
             error = ApiError(401, "authentication_error", message, headers=headers)
-            await error.response()(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         if scope["type"] != "http" or not self._digests:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.errors import ApiError, to_api_error
 from services.gateway.events import Event
 from services.gateway.generation import EventStream
+from services.gateway.messages.errors import error_response
 from services.gateway.meter import RequestMeter
 from services.gateway.plan import GenerationPlan
 from services.gateway.state import GatewayState
@@ -26,13 +26,16 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 CLIENT_CLOSED = 499
 
 
 class Writer(Protocol):
-    """Turns events into the bytes of one response format."""
+    """Turns events into the bytes of one response format.
+
+    `keep_alive` is what an idle stream sends.
+    """
+
+    keep_alive: bytes
 
     async def feed(self, events: Sequence[Event]) -> bytes:
         """Bytes to send now; empty while a whole body is collected."""
@@ -40,6 +43,10 @@ class Writer(Protocol):
 
     async def finish(self) -> bytes:
         """The last bytes of a stream, or the whole body."""
+        ...
+
+    def fail(self, error: ApiError) -> bytes:
+        """The last bytes of a stream that broke."""
         ...
 
 
@@ -70,6 +77,7 @@ class GenerationResponse(Response):
         self._sending_since: float | None = None
         self._stalled = False
         self._stream: EventStream | None = None
+        self._writer: Writer | None = None
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,13 +115,13 @@ class GenerationResponse(Response):
         job, state = self._job, self._state
         async with EventStream(plans, state.engines, state.tokenizers) as stream:
             self._stream = stream
-            writer = job.writer(stream)
+            writer = self._writer = job.writer(stream)
             while (events := await stream.take()) is not None:
                 if events:
                     job.meter.on_events(events)
                     data = await writer.feed(events)
                 else:
-                    data = KEEP_ALIVE if self._is_idle() else b""
+                    data = writer.keep_alive if self._is_idle() else b""
                 if data:
                     await self._send(send, data, more=True)
             job.meter.on_complete(stream.usage())
@@ -121,12 +129,11 @@ class GenerationResponse(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self._job.meter.on_error()
-        if self._started:
-            frame = b"data: " + orjson.dumps(error.body()) + b"\n\n"
-            await self._send(send, frame + DONE, more=False)
+        if self._started and self._writer is not None:
+            await self._send(send, self._writer.fail(error), more=False)
         else:
             self._started = True
-            await error.response()(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
         self._sending_since = time.monotonic()

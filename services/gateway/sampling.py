@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from warhorse.v1 import engine_pb2, tokenizer_pb2
@@ -116,8 +116,11 @@ def truncate(request: SamplingRequest, prompt: Prompt, facts: ModelFacts) -> Pro
         raise bad_request(message, "truncate_prompt_tokens")
     size = 4 * (facts.max_model_len - 1 if wanted == -1 else wanted)
     ids = prompt.token_ids
+    if prompt.images and size < len(ids):
+        message = "`truncate_prompt_tokens` cannot cut a prompt that holds images."
+        raise bad_request(message, "truncate_prompt_tokens")
     kept = ids[:size] if request.truncation_side == "right" else ids[-size:]
-    return Prompt(kept, prompt.text, prompt.start_state, prompt.eos_token_ids)
+    return replace(prompt, token_ids=kept)
 
 
 def _temperature(request: SamplingRequest, facts: ModelFacts) -> float:

@@ -14,6 +14,7 @@ from services.gateway.live import LiveRequests
 from services.gateway.meter import RequestMeter
 from services.gateway.metrics import Metrics
 from services.gateway.patience import Patience
+from services.gateway.responses.store import ResponseStore
 from services.gateway.sampling import ModelFacts
 from services.gateway.tokenizers import Tokenizers
 
@@ -36,6 +37,7 @@ class GatewayState:
     tokenizers: Tokenizers
     metrics: Metrics
     live: LiveRequests
+    responses: ResponseStore
 
     @classmethod
     def create(cls, config: GatewayConfig) -> GatewayState:
@@ -47,7 +49,10 @@ class GatewayState:
             _targets(config.tokenizer_address, config.run_dir, "tokenizer"),
             config.peer_wait_seconds,
         )
-        return cls(config, engines, tokenizers, Metrics(engines.set.peers), LiveRequests())
+        responses = ResponseStore(config.response_store_mb << 20, config.response_store_seconds)
+        return cls(
+            config, engines, tokenizers, Metrics(engines.set.peers), LiveRequests(), responses
+        )
 
     async def start(self) -> None:
         """Begin to watch the peers."""

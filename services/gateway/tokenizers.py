@@ -15,7 +15,7 @@ import grpc.aio
 from warhorse.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 
 from services.common.errors import ServiceError, from_rpc_error
-from services.common.grpc_client import connect, request_metadata
+from services.common.grpc_client import MAX_RENDER_BYTES, connect, request_metadata
 from services.gateway.calls import TokenizerLostError
 from services.gateway.choice import Choice
 from services.gateway.parse_hub import ParseHub
@@ -36,7 +36,7 @@ class TokenizerPeer:
 
     def __init__(self, target: str, on_lost: Callable[[TokenizerPeer, list[Choice]], None]) -> None:
         self.target = target
-        self.channel = connect(target)
+        self.channel = connect(target, max_send_bytes=MAX_RENDER_BYTES)
         self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
         self.inflight = 0
         self.hub = ParseHub(self.stub, functools.partial(on_lost, self))

@@ -55,6 +55,7 @@ CHAT: Mapping[str, Harmless] = {
     "function_call": lambda value: value in (None, "none", "auto"),
     "modalities": lambda value: value is None or value == ["text"],
 }
+COMMON_ONLY: Mapping[str, Harmless] = {}
 COMPLETION: Mapping[str, Harmless] = {
     "suffix": lambda value: not value,
     "logprob_token_ids": _absent,

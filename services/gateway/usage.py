@@ -20,6 +20,8 @@ def usage_body(usage: Usage, *, reasoning: bool) -> dict[str, Any]:
         "prompt_cache_hit_tokens": usage.cached,
         "prompt_cache_miss_tokens": usage.prompt - usage.cached,
     }
+    if usage.images:
+        body["prompt_tokens_details"]["multimodal_tokens"] = usage.images
     if reasoning:
         body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
         body["reasoning_tokens"] = usage.reasoning

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from services.common.logs import LogLevel
+
+Storage = Literal["memory", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,18 @@ class OffloadConfig:
     )
     instance: str = field(default="offload-0", metadata={"help": "Name of this instance"})
     listen: str = field(default="", metadata={"help": "Further TCP address, host:port"})
+    table_storage: Storage = field(
+        default="memory",
+        metadata={
+            "help": "Where rows are read from: a copy in the table directory, or the checkpoint's "
+            "own files, which needs no memory but is slower"
+        },
+    )
     table_dir: Path | None = field(
         default=None,
         metadata={
-            "help": "Directory of the table files: tmpfs keeps them in memory, a disk serves them "
-            "from the page cache; none means <run-dir>/offload"
+            "help": "Directory of the table files: tmpfs or hugetlbfs keeps them in memory, a disk "
+            "serves them from the page cache; none means <run-dir>/offload"
         },
     )
     log_level: LogLevel = field(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 
-from warhorse.v1 import offload_pb2_grpc
+from warhorse.v1 import offload_pb2, offload_pb2_grpc
 
 from services.common.broker import RegionBroker
 from services.common.checkpoint import Checkpoint, CheckpointError
 from services.common.describe import new_generation
 from services.common.errors import StartupError
 from services.common.grpc_server import GrpcServer
+from services.common.ngram.message import table_message
 from services.common.ngram_table import find_tables
 from services.offload.config import OffloadConfig
-from services.offload.service import SERVICE_NAME, OffloadServicer, Served, table_message
+from services.offload.service import SERVICE_NAME, OffloadServicer, Served
 from services.offload.tables import OpenTable, open_tables, owned_directory
 
 
@@ -24,11 +25,11 @@ async def serve(config: OffloadConfig) -> None:
         cleanup.enter_context(owned_directory(config.tables))
         tables = await asyncio.to_thread(_open, config)
         for table in tables:
-            cleanup.callback(table.region.close)
+            cleanup.callback(table.close)
         server = GrpcServer("offload", config.instance, config.run_dir, listen=config.listen)
         broker = RegionBroker(config.run_dir / "offload" / f"{config.instance}.fd", config.instance)
         cleanup.callback(broker.close)
-        served = [Served(t, table_message(t.layout, broker.publish(t.region))) for t in tables]
+        served = [Served(t, _message(t, broker)) for t in tables]
         servicer = OffloadServicer(config.instance, new_generation(), served)
         offload_pb2_grpc.add_OffloadServiceServicer_to_server(servicer, server.server)
         await server.start()
@@ -36,10 +37,17 @@ async def serve(config: OffloadConfig) -> None:
         await server.run_until_signal()
 
 
+def _message(table: OpenTable, broker: RegionBroker) -> offload_pb2.Table:
+    if table.region is None:
+        return table_message(table.layout, offload_pb2.TABLE_STORAGE_FILE)
+    region = broker.publish(table.region)
+    return table_message(table.layout, offload_pb2.TABLE_STORAGE_MEMORY, region)
+
+
 def _open(config: OffloadConfig) -> tuple[OpenTable, ...]:
     try:
         with Checkpoint.open(config.model) as checkpoint:
             layouts = find_tables(checkpoint)
-            return open_tables(checkpoint, layouts, config.tables, config.instance)
+        return open_tables(layouts, config.table_storage, config.tables, config.instance)
     except CheckpointError as error:
         raise StartupError(f"the checkpoint is refused: {error}") from error

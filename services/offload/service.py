@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from warhorse.v1 import common_pb2, offload_pb2, offload_pb2_grpc, tensor_pb2
 
 from services.common.describe import service_info
 from services.common.errors import ServiceError
-from services.common.ngram_table import TableLayout
 from services.common.shm import region_counts
 from services.offload.tables import OpenTable
 
 SERVICE_NAME = "warhorse.v1.OffloadService"
 INLINE_BYTES = 64 << 10  # largest inline payload of a Tensor
-
-_DTYPES = {"F8_E4M3": tensor_pb2.DTYPE_F8_E4M3, "BF16": tensor_pb2.DTYPE_BF16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
                 "row_ids", f"ids {ids.min()} to {ids.max()}, accepted are 0 to {layout.rows - 1}"
             )
         # In a thread: rows of a table on disk may have to be read first.
-        rows = await asyncio.to_thread(lambda: served.table.rows[ids].tobytes())
+        rows = await asyncio.to_thread(_rows, served.table, ids)
         self._gathered_rows += ids.size
         tensor = tensor_pb2.Tensor(
             dtype=tensor_pb2.DTYPE_U8, shape=[ids.size, layout.row_bytes], inline=rows
@@ -98,26 +96,10 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         return served
 
 
-def table_message(layout: TableLayout, region: tensor_pb2.Region) -> offload_pb2.Table:
-    """The table as the contract describes it."""
-    return offload_pb2.Table(
-        name=layout.name,
-        region=region,
-        offset=0,
-        rows=layout.rows,
-        row_bytes=layout.row_bytes,
-        dtype=_DTYPES[layout.dtype],
-        row_values=layout.row_values,
-        scale=layout.scale,
-        fingerprint=layout.fingerprint,
-        hash=offload_pb2.HashParameters(
-            multipliers=layout.hash.multipliers,
-            head_sizes=layout.hash.head_sizes,
-            head_offsets=layout.hash.head_offsets,
-            ngram_size=layout.hash.ngram_size,
-            eos_token_id=layout.hash.eos_token_id,
-        ),
-    )
+def _rows(table: OpenTable, ids: npt.NDArray[np.int64]) -> bytes:
+    rows = np.empty((ids.size, table.layout.row_bytes), np.uint8)
+    table.reader.take(ids, rows)
+    return rows.tobytes()
 
 
 def _require_fingerprint(served: Served, expected: str) -> None:

@@ -1,10 +1,11 @@
-"""Tables in file regions: filled once from the checkpoint, taken over by every later life.
+"""Tables ready to serve: copied once into file regions, or left in the checkpoint's files.
 
-A table's file lies in the instance's table directory, under the table's name, and outlives the
-process: it is what a restart adopts instead of reading the checkpoint again. It is adopted only
-when its tag, a digest over the table's fingerprint and over path, size and time of every
-checkpoint file that it came from, is the one expected now. Whoever ends the deployment removes the
-directory (it lies in the run directory); files of other checkpoints are removed at start.
+What a life has done outlives it in the instance's table directory, under the table's name: the
+region itself (`.table`), or a note that every stored row was read and is sound (`.checked`). A
+restart takes it over instead of reading the checkpoint again, when its tag is the one expected
+now: a digest over the table's fingerprint and over path, size and time of every checkpoint file
+that the table comes from. Whoever ends the deployment removes the directory (it lies in the run
+directory); files of other checkpoints, and of the other storage, are removed at start.
 """
 
 from __future__ import annotations
@@ -23,26 +24,57 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.common.checkpoint import Checkpoint, CheckpointError
 from services.common.errors import StartupError
+from services.common.ngram.stored import (
+    Bytes,
+    RowReader,
+    StoredRows,
+    check_rows,
+    copy_rows,
+)
 from services.common.ngram_table import TableLayout
 from services.common.shm import Region, RegionMismatch
+from services.offload.config import Storage
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = ".table"
-_COPY_BYTES = 16 << 20
-_NAN_CODE = 0x7F  # of e4m3, without its sign
+_SUFFIX: dict[Storage, str] = {"memory": ".table", "file": ".checked"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """A table ready to serve: `rows` uint8 [rows, row_bytes], read-only."""
+    """A table ready to serve. `region` is None where it stays in the checkpoint's files."""
 
     layout: TableLayout
-    region: Region
-    rows: npt.NDArray[np.uint8]
+    reader: RowReader
+    region: Region | None
     adopted: bool
+
+    def close(self) -> None:
+        """Unmap; what a later life adopts stays."""
+        self.reader.close()
+        if self.region is not None:
+            self.region.close()
+
+
+class RegionRows:
+    """Rows of a table in a region of ours."""
+
+    def __init__(self, region: Region, layout: TableLayout) -> None:
+        self._rows: Bytes = table_rows(region, layout)
+
+    def take(self, ids: npt.NDArray[np.int64], out: Bytes) -> None:
+        """See `RowReader`."""
+        np.take(self._rows, ids, axis=0, out=out, mode="clip")
+
+    def close(self) -> None:
+        """See `RowReader`; the region is closed by its owner."""
+        self._rows = np.empty((0, 0), np.uint8)
+
+
+def table_rows(region: Region, layout: TableLayout) -> Bytes:
+    """The rows uint8 [rows, row_bytes] of a table that starts with its region."""
+    return region.array(np.uint8)[: layout.nbytes].reshape(layout.rows, layout.row_bytes)
 
 
 @contextmanager
@@ -61,52 +93,61 @@ def owned_directory(folder: Path) -> Iterator[Path]:
 
 
 def open_tables(
-    checkpoint: Checkpoint, layouts: Iterable[TableLayout], folder: Path, owner: str
+    layouts: Iterable[TableLayout], storage: Storage, folder: Path, owner: str
 ) -> tuple[OpenTable, ...]:
-    """Adopt or load every table; removes the files of all others from `folder`.
+    """Adopt or load every table; removes all other files from `folder`.
 
-    Raises StartupError when there is no room for a table.
+    Raises StartupError when there is no room for a table, CheckpointError when stored rows are
+    damaged.
     """
     layouts = tuple(layouts)
-    names = {_file(folder, layout).name for layout in layouts}
+    names = {_file(folder, layout, storage).name for layout in layouts}
     for path in folder.iterdir():
         if path.name not in names | {"lock"}:
             logger.info("removing an old table file", extra={"file": path.name})
             path.unlink()
-    return tuple(_open_table(checkpoint, layout, folder, owner) for layout in layouts)
+    return tuple(_open_table(layout, storage, folder, owner) for layout in layouts)
 
 
-def _open_table(checkpoint: Checkpoint, layout: TableLayout, folder: Path, owner: str) -> OpenTable:
-    path, tag = _file(folder, layout), _tag(layout)
+def _open_table(layout: TableLayout, storage: Storage, folder: Path, owner: str) -> OpenTable:
+    path, tag = _file(folder, layout, storage), _tag(layout)
     started = time.monotonic()
-    try:
-        region, adopted = Region.adopt(path, tag=tag), True
-    except (FileNotFoundError, RegionMismatch) as reason:
-        logger.info("loading a table", extra={"table": layout.name, "reason": str(reason)})
-        region, adopted = _load(checkpoint, layout, path, owner, tag), False
-    rows = region.array(np.uint8)[: layout.nbytes].reshape(layout.rows, layout.row_bytes)
-    rows.flags.writeable = False
+    if storage == "memory":
+        table = _in_memory(layout, path, owner, tag)
+    else:
+        table = _in_files(layout, path, tag)
     logger.info(
         "table ready",
         extra={
             "table": layout.name,
             "bytes": layout.nbytes,
-            "adopted": adopted,
+            "storage": storage,
+            "adopted": table.adopted,
             "seconds": round(time.monotonic() - started, 3),
         },
     )
-    return OpenTable(layout, region, rows, adopted)
+    return table
 
 
-def _load(checkpoint: Checkpoint, layout: TableLayout, path: Path, owner: str, tag: str) -> Region:
+def _in_memory(layout: TableLayout, path: Path, owner: str, tag: str) -> OpenTable:
+    try:
+        region, adopted = Region.adopt(path, tag=tag), True
+    except (FileNotFoundError, RegionMismatch) as reason:
+        logger.info("loading a table", extra={"table": layout.name, "reason": str(reason)})
+        region, adopted = _load(layout, path, owner, tag), False
+    return OpenTable(layout, RegionRows(region, layout), region, adopted)
+
+
+def _load(layout: TableLayout, path: Path, owner: str, tag: str) -> Region:
     try:
         region = Region.from_file(path, layout.nbytes, owner=owner, tag=tag)
     except (OSError, MemoryError) as error:
         raise StartupError(
-            f"no room for table {layout.name} of {layout.nbytes} bytes in {path.parent}: {error}"
+            f"no room for table {layout.name} of {layout.nbytes} bytes in {path.parent}: {error}; "
+            "--table-storage file serves it from the checkpoint's files"
         ) from error
     try:
-        _copy_shards(checkpoint, layout, region.view)
+        copy_rows(layout, table_rows(region, layout))
         region.seal_read_only()
     except BaseException:
         region.close()
@@ -115,38 +156,22 @@ def _load(checkpoint: Checkpoint, layout: TableLayout, path: Path, owner: str, t
     return region
 
 
-def _copy_shards(checkpoint: Checkpoint, layout: TableLayout, out: memoryview) -> None:
-    """Concatenate the shards. CheckpointError where an e4m3 shard holds a NaN."""
-    start = 0
-    for shard in layout.shards:
-        refused = _NAN_CODE if layout.dtype == "F8_E4M3" else None
-        bad = _copy(checkpoint.raw(shard.name), out[start : start + shard.nbytes], refused)
-        if bad is not None:
-            raise CheckpointError(
-                f"NaN codes within bytes {bad} to {bad + _COPY_BYTES} of an e4m3 tensor",
-                file=shard.file,
-                tensor=shard.name,
-            )
-        start += shard.nbytes
-        checkpoint.release_pages()
+def _in_files(layout: TableLayout, path: Path, tag: str) -> OpenTable:
+    adopted = path.exists() and path.read_text() == tag
+    if not adopted:
+        logger.info("checking a table", extra={"table": layout.name})
+        check_rows(layout)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(tag)
+        partial.replace(path)
+    return OpenTable(layout, StoredRows(layout), None, adopted)
 
 
-def _copy(data: memoryview, out: memoryview, refused: int | None) -> int | None:
-    """Copy; stops at a piece with a byte that is `refused` but for its sign bit: its position."""
-    source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
-    for at in range(0, source.size, _COPY_BYTES):
-        piece = source[at : at + _COPY_BYTES]
-        if refused is not None and np.bitwise_and(piece, 0x7F).max() == refused:
-            return at
-        target[at : at + piece.size] = piece
-    return None
-
-
-def _file(folder: Path, layout: TableLayout) -> Path:
-    return folder / f"{layout.name}{_SUFFIX}"
+def _file(folder: Path, layout: TableLayout, storage: Storage) -> Path:
+    return folder / f"{layout.name}{_SUFFIX[storage]}"
 
 
 def _tag(layout: TableLayout) -> str:
-    files = sorted({shard.file.resolve() for shard in layout.shards})
+    files = sorted({stored.file.resolve() for stored in layout.tensors})
     facts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return hashlib.sha256(json.dumps([layout.fingerprint, facts]).encode()).hexdigest()

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.common.errors import StartupError
 from services.tokenizer.families import Family, family_of
+from services.tokenizer.images.rules import ImageRules, rules_of
 from services.tokenizer.vocabulary import Vocabulary, VocabularyError
 
 _TOKEN_VARIABLES = (
@@ -37,7 +38,8 @@ class TokenizerFolder:
 
     template: text of the chat template; None when there is none, not even a built-in one.
     max_model_len: longest prompt plus output in tokens, 0 when the files do not say. vocab_rows:
-    ids of the model, of which those beyond the vocabulary have no text.
+    ids of the model, of which those beyond the vocabulary have no text. images: None when the model
+    takes none.
     """
 
     name: str
@@ -51,6 +53,7 @@ class TokenizerFolder:
     stop_token_ids: tuple[int, ...]
     max_model_len: int
     vocab_rows: int
+    images: ImageRules | None = None
 
     @classmethod
     def open(cls, folder: Path, template_file: Path | None = None) -> TokenizerFolder:
@@ -77,6 +80,7 @@ class TokenizerFolder:
             stop_token_ids=_stop_ids(vocabulary, family, generation, text_config, settings),
             max_model_len=int(text_config.get("max_position_embeddings") or 0),
             vocab_rows=max(vocabulary.size, int(text_config.get("vocab_size") or 0)),
+            images=rules_of(config, _json_object(folder / "preprocessor_config.json"), vocabulary),
         )
 
 

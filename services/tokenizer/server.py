@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from warhorse.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 
+from services.common.broker import RegionBroker
 from services.common.describe import new_generation
+from services.common.grpc_client import MAX_RENDER_BYTES
 from services.common.grpc_server import GrpcServer
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.folder import TokenizerFolder
+from services.tokenizer.images.publish import PictureStore
+from services.tokenizer.images.reader import ImageReader
 from services.tokenizer.parsers import parsers_of
 from services.tokenizer.parsing.registry import ParserNames
 from services.tokenizer.rendering.pool import RenderPool
@@ -20,25 +25,44 @@ async def serve(config: TokenizerConfig) -> None:
     """Run until a stop signal. Raises StartupError for files or settings that do not serve."""
     folder = await asyncio.to_thread(TokenizerFolder.open, config.model, config.chat_template)
     names = parsers_of(folder, config.tool_call_parser, config.reasoning_parser)
-    pools = Pools(
-        RenderPool(config.limits, config.render_workers), RenderPool(config.limits, workers=1)
-    )
-    server = GrpcServer(
-        "tokenizer",
-        config.instance,
-        config.run_dir,
-        listen=config.listen,
-        open_ended=(f"/{SERVICE_NAME}/ParseMany",),
-    )
-    servicer = TokenizerServicer(folder, names, pools, _card(config, folder, names))
-    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
-    try:
+    async with AsyncExitStack() as cleanup:
+        pools = Pools(
+            RenderPool(config.limits, config.render_workers), RenderPool(config.limits, workers=1)
+        )
+        cleanup.push_async_callback(pools.close)
+        server = GrpcServer(
+            "tokenizer",
+            config.instance,
+            config.run_dir,
+            listen=config.listen,
+            open_ended=(f"/{SERVICE_NAME}/ParseMany",),
+            max_receive_bytes=MAX_RENDER_BYTES,
+        )
+        reader = _reader(config, folder, cleanup)
+        card = _card(config, folder, names)
+        card.takes_images = reader is not None
+        servicer = TokenizerServicer(folder, names, pools, card, reader)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
         await pools.own.start()
         await server.start()
         server.set_serving(SERVICE_NAME, True)
         await server.run_until_signal(servicer.drain)
-    finally:
-        await pools.close()
+
+
+def _reader(
+    config: TokenizerConfig, folder: TokenizerFolder, cleanup: AsyncExitStack
+) -> ImageReader | None:
+    """The reader of images with its broker and store; None where the model takes none."""
+    if folder.images is None or config.images_per_request == 0:
+        return None
+    limits, name = config.image_limits, config.instance or "tokenizer-0"
+    broker = RegionBroker(config.run_dir / "tokenizer" / f"{name}.fd", name)
+    cleanup.callback(broker.close)
+    store = PictureStore(broker, name, limits.caching)
+    cleanup.callback(store.close)
+    reader = ImageReader(folder.images, limits, store)
+    cleanup.push_async_callback(reader.close)
+    return reader
 
 
 def _card(

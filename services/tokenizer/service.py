@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import grpc.aio
@@ -12,10 +13,12 @@ from warhorse.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.describe import service_info
 from services.common.errors import ServiceError
 from services.tokenizer.folder import TokenizerFolder
+from services.tokenizer.images.publish import Picture
+from services.tokenizer.images.reader import ImageReader
 from services.tokenizer.lanes import Lane, ParseLanes
 from services.tokenizer.parsers import SessionFactory, start_state
 from services.tokenizer.parsing.registry import ParserNames
-from services.tokenizer.rendering.conversation import from_request, refuse
+from services.tokenizer.rendering.conversation import Conversation, from_request, refuse
 from services.tokenizer.rendering.pool import RenderError, RenderPool
 from services.tokenizer.rendering.renderer import ChatTemplate, Prompt, Renderer
 from services.tokenizer.vocabulary import Segment
@@ -52,16 +55,22 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         names: ParserNames,
         pools: Pools,
         card: tokenizer_pb2.DescribeTokenizerResponse,
+        reader: ImageReader | None = None,
     ) -> None:
-        """card: what DescribeTokenizer answers, but for the process."""
+        """card: what DescribeTokenizer answers, but for the process. reader: None takes no
+        images."""
         self._folder = folder
         self._vocabulary = folder.vocabulary
         self._names = names
         self._pools = pools
         self._card = card
         self._template = ChatTemplate.of(folder.template) if folder.template else None
+        self._reader = reader
         self._renderer = Renderer(
-            folder.vocabulary, folder.family.rules(), folder.template_variables
+            folder.vocabulary,
+            folder.family.rules(),
+            folder.template_variables,
+            folder.images.placeholder if folder.images else None,
         )
         self._sessions = SessionFactory(folder, names)
         self._lanes: set[ParseLanes] = set()
@@ -80,6 +89,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.RenderResponse:
         """Conversation to prompt ids."""
         conversation = from_request(request)
+        self._check_images(conversation)
         template, pool = self._template, self._pools.own
         if request.chat_template:
             template, pool = ChatTemplate.of(request.chat_template), self._pools.foreign
@@ -97,15 +107,43 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             ) from error
         return await self._prompt_response(prompt)
 
+    def _check_images(self, conversation: Conversation) -> None:
+        images = conversation.images()
+        if images and self._reader is None:
+            raise refuse("this model takes no images", images[0].where)
+        if self._reader is not None:
+            self._reader.check(images)
+
     async def _prompt_response(self, prompt: Prompt) -> tokenizer_pb2.RenderResponse:
-        text = prompt.text
-        ids = await self._encoded(list(prompt.segments), len(text))
+        pictures: Sequence[Picture] = ()
+        if self._reader is not None and prompt.images:
+            pictures = await self._reader.read(prompt.images)
+        ids, images = await self._assembled(prompt, pictures)
         return tokenizer_pb2.RenderResponse(
             token_ids=pack_ids(ids),
-            text=text,
+            text=prompt.text,
+            images=images,
             start_state=start_state(ids, self._folder, self._names),
             stop_token_ids=self._folder.stop_token_ids,
         )
+
+    async def _assembled(
+        self, prompt: Prompt, pictures: Sequence[Picture]
+    ) -> tuple[list[int], list[tokenizer_pb2.ImageInput]]:
+        """The ids of a prompt with its pictures in the places of its images."""
+        ids: list[int] = []
+        images: list[tokenizer_pb2.ImageInput] = []
+        for is_text, run in itertools.groupby(prompt.segments, lambda p: isinstance(p, Segment)):
+            if is_text:
+                segments = [piece for piece in run if isinstance(piece, Segment)]
+                ids += await self._encoded(segments, sum(len(s.text) for s in segments))
+                continue
+            assert self._reader is not None
+            for picture in pictures[len(images) : len(images) + len(list(run))]:
+                tokens = self._reader.tokens(picture, len(ids))
+                images.append(picture.placed(len(ids), len(tokens)))
+                ids += tokens
+        return ids, images
 
     async def _encoded(self, segments: list[Segment], chars: int) -> list[int]:
         if chars <= _INLINE_CHARS:

@@ -54,7 +54,7 @@ def test_every_matrix_equals_the_independent_decoder(which: str, folders: dict[s
     stored = all_tensors(folder)
     blocks = 0
     with Checkpoint.open(folder) as checkpoint:
-        _, reader, _ = make_readers(checkpoint, CPU, Shard())
+        _, reader = make_readers(checkpoint, CPU, Shard())
         for name, tensor in stored.items():
             if not name.endswith(".weight") or tensor.dim() != 2 or ".shard_" in name:
                 continue
@@ -73,7 +73,7 @@ def test_expert_stacks_hold_gate_above_up(folder: Path) -> None:
     stored = all_tensors(folder)
     base = "model.language_model.layers.2.mlp.experts"
     with Checkpoint.open(folder) as checkpoint:
-        _, reader, _ = make_readers(checkpoint, CPU, Shard(rank=1, world=2))
+        _, reader = make_readers(checkpoint, CPU, Shard(rank=1, world=2))
         experts = reader.at(base).experts(8, 128, 128)
     assert (experts.first_expert, experts.count) == (4, 4)
     for local in range(4):
@@ -88,10 +88,9 @@ def test_parts_of_tensors_are_cut_in_every_dimension(folder: Path) -> None:
     name = "model.language_model.layers.0.linear_attn.in_proj_qkv.weight"
     whole = all_tensors(folder)[name]
     with Checkpoint.open(folder) as checkpoint:
-        tensors = TensorReader(checkpoint, CPU)
+        tensors = TensorReader(checkpoint)
         rows = tensors.read(name, Slice(0, ((0, 32), (64, 96), (310, 320))))
         columns = tensors.read(name, Slice(1, ((120, 128), (0, 3))))
-        assert tensors.bytes_read == rows.nbytes + columns.nbytes
     assert torch.equal(rows, torch.cat([whole[:32], whole[64:96], whole[310:]]))
     assert torch.equal(columns, torch.cat([whole[:, 120:], whole[:, :3]], dim=1))
 
@@ -104,8 +103,8 @@ def test_even_parts_take_a_share_of_every_segment() -> None:
 
 def test_block_size_comes_from_the_config() -> None:
     config = {"quantization_config": {"weight_block_size": [32, 64]}}
-    assert formats_of(config)[0] == Fp8BlockFormat(32, 64)
-    assert formats_of({})[0] == Fp8BlockFormat(128, 128)
+    assert Fp8BlockFormat(32, 64) in formats_of(config)
+    assert Fp8BlockFormat(128, 128) in formats_of({})
 
 
 @pytest.mark.parametrize("size", [[128], "128", [0, 128], [128, 128, 128]])
@@ -118,4 +117,4 @@ def test_stacks_of_two_formats_are_refused() -> None:
     plain = PlainMatrix(torch.zeros(128, 128))
     fp8 = Fp8BlockMatrix(torch.zeros(128, 128, dtype=torch.uint8), torch.ones(1, 1))
     with pytest.raises(TypeError, match="others"):
-        Fp8BlockFormat().stack([fp8, plain], joined=1)
+        Fp8BlockFormat().stack([fp8, plain], 1, "x")

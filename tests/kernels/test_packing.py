@@ -13,6 +13,7 @@ from kernels.quant_linear import (
     from_compressed_tensors,
     linear,
     prepare,
+    zeros_of_compressed_tensors,
 )
 
 
@@ -30,7 +31,8 @@ def test_packed_int4_words_hold_k_from_the_lowest_bits() -> None:
 def test_packed_zero_points_lie_along_the_rows() -> None:
     packed = torch.zeros(16, 4, dtype=torch.int32)
     zero_points = words(0x76543210, 0xFEDCBA98).view(2, 1)
-    matrix = from_compressed_tensors(packed, torch.ones(16, 1), zero_points, 32)
+    zero = zeros_of_compressed_tensors(zero_points, 16)
+    matrix = from_compressed_tensors(packed, torch.ones(16, 1), zero, 32)
     assert matrix.zero is not None
     assert matrix.zero[:, 0].tolist() == list(range(16))
     assert dequantize(matrix)[:, 0].tolist() == [-float(zero) for zero in range(16)]
@@ -39,7 +41,8 @@ def test_packed_zero_points_lie_along_the_rows() -> None:
 def test_packed_zero_points_of_a_partial_last_word() -> None:
     zero_points = words(0x76543210, 0x00000098).view(2, 1)
     packed = torch.zeros(10, 4, dtype=torch.int32)
-    matrix = from_compressed_tensors(packed, torch.ones(10, 1), zero_points, 32)
+    zero = zeros_of_compressed_tensors(zero_points, 10)
+    matrix = from_compressed_tensors(packed, torch.ones(10, 1), zero, 32)
     assert dequantize(matrix)[9, 0] == -9.0
 
 

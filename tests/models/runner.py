@@ -1,7 +1,8 @@
 """Drives a stage model in tests: pages, state slots, packed batches, n-gram rows.
 
 Pages and slots are handed out in random order, and pools start filled with NaN, so a model that
-reads what it has not written shows at once.
+reads what it has not written shows at once. Pages of a window group that no token of a step may
+see are absent from its table.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Runner:
         self.pools: list[CachePools] = []
         self.groups = {g.name: g for stage in self.stages for g in stage.groups}
         for group in self.groups.values():
-            if group.kind == "paged":
+            if group.kind != "state":
                 self.free_pages[group.name] = list(range(pages))
                 self.random.shuffle(self.free_pages[group.name])
         self.free_slots = list(range(POOL_SLOTS))
@@ -95,7 +96,7 @@ class Runner:
         """
         pages = {}
         for name, group in self.groups.items():
-            if group.kind == "paged":
+            if group.kind != "state":
                 assert len(ids) % group.page_tokens == 0
                 pages[name] = live.pages[name][: len(ids) // group.page_tokens]
         return Live(list(ids), pages, slot)
@@ -156,7 +157,10 @@ class Runner:
             need = -(-(len(part.live.ids) + len(part.tokens)) // group.page_tokens)
             while len(pages) < need:
                 pages.append(self.free_pages[name].pop())
-            rows.append(pages)
+            gone = 0
+            if group.kind == "window":
+                gone = max(0, len(part.live.ids) - group.window_tokens + 1) // group.page_tokens
+            rows.append([-1] * gone + pages[gone:])
         width = max(len(r) for r in rows)
         return torch.tensor([r + [-1] * (width - len(r)) for r in rows])
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from services.common.checkpoint import Checkpoint
 from services.common.ngram_table import hash_parameters
+from services.engine.checkpoints.local_table import LocalTable
 from services.engine.checkpoints.tensors import TORCH_DTYPES
 from services.engine.models.ngram import TableHash
-from tests.models.conftest import GetTiny, load, tables_of
+from tests.models.conftest import GetTiny, load
 from tests.models.tiny import EOS, prompt
 
 # Constants of the released Qwen3.8-Flash-Next.
@@ -104,7 +106,7 @@ def test_context_longer_than_needed_is_cut(release: TableHash) -> None:
 @pytest.mark.parametrize("layout", ["bf16", "fp8"])
 def test_local_table_gives_the_stored_rows(get_tiny: GetTiny, layout) -> None:
     tiny = get_tiny("qwen4_exp", layout)
-    table = tables_of(tiny.folder)
+    table = LocalTable.open(Checkpoint.open(tiny.folder))
     rows = torch.tensor([[0, 1087, 1088, 4351], [5, 5, 2176, 3000]])
     found = table.start_gather(rows).wait()
     whole = tiny.oracle.model.language_model.layers[1].ple.ple_embedding.ngram_embedding.weight
@@ -119,7 +121,7 @@ def test_local_table_gives_the_stored_rows(get_tiny: GetTiny, layout) -> None:
 
 @pytest.mark.parametrize("bad", [-1, 4352])
 def test_local_table_refuses_rows_outside(get_tiny: GetTiny, bad: int) -> None:
-    table = tables_of(get_tiny("qwen4_exp", "fp8").folder)
+    table = LocalTable.open(Checkpoint.open(get_tiny("qwen4_exp", "fp8").folder))
     with pytest.raises(IndexError, match=str(bad)):
         table.start_gather(torch.tensor([[0, bad]]))
 

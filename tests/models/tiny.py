@@ -20,8 +20,20 @@ from transformers import AutoConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpForConditionalGeneration
 
+from tests.models.int4 import Int4Layout, int4_value
+
 Family = Literal["qwen4_exp", "qwen3_5"]
-Layout = Literal["fp32", "bf16", "fp8"]
+Layout = Literal[
+    "fp32",
+    "bf16",
+    "fp8",
+    "ct-sym-g32",
+    "ct-sym-g128",
+    "ct-asym-g32",
+    "ct-asym-g128",
+    "awq-g32",
+    "awq-g128",
+]
 Experts = Literal["single", "fused"]
 
 EOS = 7
@@ -180,6 +192,8 @@ def composite_config(family: Family, text: dict[str, Any], layout: Layout) -> di
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
         }
+    if (int4 := Int4Layout.of(layout)) is not None:
+        config["quantization_config"] = int4.config()
     return config
 
 
@@ -254,13 +268,17 @@ def _stored(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors by release name, in stored types. The table is at most bf16 in every layout.
 
-    fp8: with routed experts they alone have blocks, as in the release; else the projections do.
+    fp8 and INT4: routed experts where there are some, as in the releases; else the projections.
+    Drafts are in bf16 beside INT4.
     """
     dense = torch.float32 if layout == "fp32" else torch.bfloat16
     routed = any(".mlp.experts." in name for name in state)
+    int4 = Int4Layout.of(layout)
     for name, tensor in state.items():
         if ".mlp.experts." in name:
             yield from _expert_tensors(name, tensor, layout, experts, dense)
+        elif int4 and not routed and _is_dense_projection(name):
+            yield from int4.tensors(name, tensor)
         elif layout == "fp8" and not routed and name.endswith(_DENSE_PROJECTIONS):
             yield from _fp8_tensors(name, tensor)
         elif name.endswith("ngram_embedding.weight"):
@@ -274,7 +292,8 @@ def _stored(
 def _expert_tensors(
     name: str, tensor: torch.Tensor, layout: Layout, experts: Experts, dense: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    if experts == "fused" and layout != "fp8":
+    int4 = None if name.startswith("mtp.") else Int4Layout.of(layout)
+    if experts == "fused" and layout != "fp8" and int4 is None:
         yield name, tensor.to(dense)
         return
     base, kind = name.rsplit(".", 1)
@@ -286,7 +305,9 @@ def _expert_tensors(
             parts = {"gate_proj": gate, "up_proj": up}
         for projection, value in parts.items():
             full = f"{base}.{e}.{projection}.weight"
-            if layout != "fp8":
+            if int4 is not None:
+                yield from int4.tensors(full, value)
+            elif layout != "fp8":
                 yield full, value.to(dense).contiguous()
             else:
                 yield from _fp8_tensors(full, value)
@@ -332,9 +353,10 @@ def _values(
     """What the stored tensors mean, in fp32, under the oracle's names."""
     values = {}
     for name in oracle.state_dict():
-        if name in stored:
-            integer = name.endswith(_INTEGER_NAMES)
-            values[name] = stored[name] if integer else matrix_value(name, stored)
+        if name.endswith(_INTEGER_NAMES):
+            values[name] = stored[name]
+        elif name in stored or int4_value(name, stored) is not None:
+            values[name] = matrix_value(name, stored)
         elif name.endswith("ngram_embedding.weight"):
             values[name] = _table_value(name, stored)
         else:
@@ -350,6 +372,12 @@ _DENSE_PROJECTIONS = tuple(
         *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
     )
 )
+
+
+def _is_dense_projection(name: str) -> bool:
+    return name.endswith(_DENSE_PROJECTIONS) and not name.startswith("mtp.")
+
+
 _INTEGER_NAMES = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 
@@ -374,7 +402,9 @@ def _expert_value(name: str, stored: dict[str, torch.Tensor], count: int) -> tor
 
 
 def matrix_value(name: str, stored: dict[str, torch.Tensor], block: int = 128) -> torch.Tensor:
-    """fp32 value of a stored matrix, by torch's own e4m3 conversion."""
+    """fp32 value of a stored matrix, by torch's own e4m3 conversion or a decoder of four bits."""
+    if (four_bit := int4_value(name, stored)) is not None:
+        return four_bit
     values = stored[name].float()
     scale = stored.get(f"{name}_scale_inv")
     if scale is None:

@@ -1,8 +1,8 @@
-"""An engine-like process: attaches the table, reads every row, then tells its memory.
+"""An engine-like process: attaches all tables, reads every row, then tells its memory.
 
-`python -m tests.offload.reader ADDRESS RUN_DIR FOLDER`: prints "attached SUM" after reading every
-row (SUM over all bytes), and then, for each line on stdin, "RSS PSS" of the table's mapping in
-KiB as the kernel gives them in /proc/self/smaps.
+`python -m tests.offload.reader ADDRESS RUN_DIR FOLDER PART`: prints "attached SUM" after reading
+every row (SUM over all bytes), and then, for each line on stdin, "RSS PSS" in KiB of the mappings
+of files with PART in their paths, as the kernel gives them in /proc/self/smaps.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ def mapping_memory(pid: str, part_of_path: str) -> tuple[int, int]:
     return rss, pss
 
 
-def main(address: str, run_dir: str, folder: str) -> None:
+def main(address: str, run_dir: str, folder: str, part_of_path: str) -> None:
     """See the module."""
     with Checkpoint.open(Path(folder)) as checkpoint:
-        (layout,) = find_tables(checkpoint)
-    (table,) = asyncio.run(
+        layouts = find_tables(checkpoint)
+    tables = asyncio.run(
         attach_tables(
-            address, Path(run_dir), [layout], client_id="reader", device=torch.device("cpu")
+            address, Path(run_dir), layouts, client_id="reader", device=torch.device("cpu")
         )
-    ).values()
+    )
     total = 0
-    for start in range(0, layout.rows, _TOKENS):
-        ids = torch.arange(start, min(start + _TOKENS, layout.rows)).unsqueeze(1)
-        total += int(table.start_gather(ids).wait().long().sum())
+    for table in tables.values():
+        for start in range(0, table.layout.rows, _TOKENS):
+            ids = torch.arange(start, min(start + _TOKENS, table.layout.rows)).unsqueeze(1)
+            total += int(table.start_gather(ids).wait().long().sum())
     sys.stdout.write(f"attached {total}\n")
     sys.stdout.flush()
     for _ in sys.stdin:
-        rss, pss = mapping_memory("self", layout.name)
+        rss, pss = mapping_memory("self", part_of_path)
         sys.stdout.write(f"{rss} {pss}\n")
         sys.stdout.flush()
-    table.close()
+    for table in tables.values():
+        table.close()
 
 
 if __name__ == "__main__":

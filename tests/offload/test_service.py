@@ -18,7 +18,8 @@ from warhorse.v1 import offload_pb2, offload_pb2_grpc
 from services.common.errors import ErrorReason, ServiceError, from_rpc_error
 from services.common.grpc_client import connect
 from services.common.shm import region_counts
-from services.engine.runtime.tables import MappedTable, RemoteTable, attach_tables, check_table
+from services.engine.runtime.remote_table import RemoteTable
+from services.engine.runtime.tables import MappedTable, RegionRows, attach_tables, check_table
 from tests.offload.checkpoint import PREFIX, config, make_checkpoint, rewrite
 from tests.offload.conftest import Model, make_service
 from tests.service_process import ROOT, RunDir, ServiceProcess, child_environment
@@ -62,8 +63,7 @@ async def test_mapped_and_remote_rows_are_those_of_the_checkpoint(
     before = region_counts()
     ids = random_ids(model, tokens)
     mapped = await attach(service, model)
-    (message,) = (await describe(service)).tables
-    remote = RemoteTable(message, service.address, CPU)
+    remote = RemoteTable(model.layouts()[0], service.address, CPU)
     for source in (mapped, remote):
         rows = source.start_gather(ids).wait()
         assert (rows.dtype, tuple(rows.shape)) == (torch.uint8, (tokens, 8 * 16))
@@ -85,9 +85,10 @@ async def test_ids_outside_the_table_are_refused(service: ServiceProcess, model:
 
 async def test_a_mapping_cannot_be_written(service: ServiceProcess, model: Model) -> None:
     mapped = await attach(service, model)
-    assert mapped._region.view.readonly
+    reader = mapped._reader
+    assert isinstance(reader, RegionRows) and reader.region.view.readonly
     with pytest.raises(OSError):
-        os.pwrite(mapped._region.fd, b"x", 8192)
+        os.pwrite(reader.region.fd, b"x", 8192)
     mapped.close()
 
 
@@ -192,8 +193,7 @@ async def test_gathers_outlive_a_killed_service_and_a_new_life_adopts_its_table(
 async def test_a_remote_reader_goes_on_with_the_next_life(
     service: ServiceProcess, model: Model
 ) -> None:
-    (message,) = (await describe(service)).tables
-    remote = RemoteTable(message, service.address, CPU)
+    remote = RemoteTable(model.layouts()[0], service.address, CPU)
     ids = random_ids(model, 50)
     service.kill()
     rows = remote.start_gather(ids)
@@ -205,8 +205,7 @@ async def test_a_remote_reader_goes_on_with_the_next_life(
 async def test_a_remote_reader_without_a_service_fails_in_time(
     service: ServiceProcess, model: Model
 ) -> None:
-    (message,) = (await describe(service)).tables
-    remote = RemoteTable(message, service.address, CPU, retry_seconds=0.5)
+    remote = RemoteTable(model.layouts()[0], service.address, CPU, retry_seconds=0.5)
     service.kill()
     with pytest.raises(ServiceError):
         remote.start_gather(random_ids(model, 5)).wait()

@@ -5,32 +5,38 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
+import torch
 from warhorse.v1.engine_pb2 import DescribeEngineRequest
 from warhorse.v1.engine_pb2_grpc import EngineServiceStub
 
 from tests.models.tiny import save_tiny
 from tests.offload.checkpoint import make_checkpoint
-from tests.offload.conftest import Model, make_service
+from tests.offload.conftest import make_service
+from tests.offload.engram import make_engram
 from tests.offload.reader import mapping_memory
 from tests.service_process import ROOT, RunDir, ServiceProcess, child_environment
 
 READERS = 2
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Model:
-    """A table of 25 MB."""
-    return Model(tmp_path, make_checkpoint(tmp_path, base=200_000, parts=8))
+@dataclass(frozen=True)
+class Shared:
+    """25 MB of tables, what the readers' mappings are called, and the readers themselves."""
+
+    tables: torch.Tensor  # all bytes of all rows
+    part_of_path: str
+    readers: list[subprocess.Popen[str]]
 
 
-def start_reader(service: ServiceProcess, folder: Path) -> subprocess.Popen[str]:
+def start_reader(service: ServiceProcess, folder: Path, part: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.offload.reader"]
-    command += [service.address, str(service.run_dir), str(folder)]
+    command += [service.address, str(service.run_dir), str(folder), part]
     return subprocess.Popen(
         command,
         env=child_environment(),
@@ -41,13 +47,20 @@ def start_reader(service: ServiceProcess, folder: Path) -> subprocess.Popen[str]
     )
 
 
-@pytest.fixture
-def readers(run_dir: RunDir, large: Model) -> Iterator[list[subprocess.Popen[str]]]:
-    service = make_service(run_dir, large.folder)
+@pytest.fixture(params=["ple in memory", "engram in its files"])
+def shared(run_dir: RunDir, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shared]:
+    if request.param == "ple in memory":
+        tables = make_checkpoint(tmp_path, base=200_000, parts=8)
+        storage, part = "memory", "qwen4_exp.layers.1.ple"
+    else:
+        served = make_engram(tmp_path, base=20_000)
+        tables = torch.cat(list(served.values()))
+        storage, part = "file", str(tmp_path)
+    service = make_service(run_dir, tmp_path, "--table-storage", storage)
     service.start()
-    started = [start_reader(service, large.folder) for _ in range(READERS)]
-    yield started
-    for reader in started:
+    readers = [start_reader(service, tmp_path, part) for _ in range(READERS)]
+    yield Shared(tables, part, readers)
+    for reader in readers:
         reader.communicate(timeout=20)  # its stdin ends
         assert reader.returncode == 0
     assert service.stop() == 0
@@ -58,14 +71,12 @@ def answer(reader: subprocess.Popen[str]) -> list[str]:
     return reader.stdout.readline().split()
 
 
-def test_two_engines_and_the_service_hold_one_copy_of_the_table(
-    readers: list[subprocess.Popen[str]], large: Model
-) -> None:
-    for reader in readers:  # every row is read by each of them
-        assert answer(reader) == ["attached", str(int(large.table.long().sum()))]
-    kib = large.table.numel() / 1024
+def test_two_engines_and_the_service_hold_one_copy_of_the_tables(shared: Shared) -> None:
+    for reader in shared.readers:  # every row is read by each of them
+        assert answer(reader) == ["attached", str(int(shared.tables.long().sum()))]
+    kib = shared.tables.numel() / 1024
     total = 0
-    for reader in readers:
+    for reader in shared.readers:
         assert reader.stdin is not None
         reader.stdin.write("now\n")
         reader.stdin.flush()
@@ -73,7 +84,7 @@ def test_two_engines_and_the_service_hold_one_copy_of_the_table(
         assert rss == pytest.approx(kib, rel=0.02)  # all of it is mapped in here,
         assert pss <= 0.55 * kib  # and shared
         total += pss
-    total += sum(mapping_memory(str(pid), "qwen4_exp.layers.1.ple")[1] for pid in owners(readers))
+    total += sum(mapping_memory(str(pid), shared.part_of_path)[1] for pid in owners(shared))
     assert total <= 1.05 * kib
 
 
@@ -124,23 +135,24 @@ def anonymous_kib(pid: int, part_of_path: str) -> int:
     return total
 
 
-def owners(readers: list[subprocess.Popen[str]]) -> list[int]:
-    """Process ids that map the same file, other than the readers."""
+def owners(shared: Shared) -> list[int]:
+    """Process ids that map the same files, other than the readers."""
     inodes = {
         line.split()[4]
-        for reader in readers
+        for reader in shared.readers
         for line in Path(f"/proc/{reader.pid}/maps").read_text().splitlines()
-        if "qwen4_exp.layers.1.ple" in line
+        if shared.part_of_path in line
     }
-    assert len(inodes) == 1  # the same file for all
+    assert inodes
     found = []
     for process in Path("/proc").iterdir():
-        if not process.name.isdigit() or int(process.name) in {r.pid for r in readers}:
+        if not process.name.isdigit() or int(process.name) in {r.pid for r in shared.readers}:
             continue
         try:
             lines = (process / "maps").read_text().splitlines()
         except OSError:
             continue
-        if any(line.split()[4] in inodes and ".table" in line for line in lines):
+        if any(line.split()[4] in inodes and shared.part_of_path in line for line in lines):
             found.append(int(process.name))
+    assert found  # the service at least
     return found

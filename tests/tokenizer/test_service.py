@@ -173,11 +173,13 @@ def test_conversation_without_a_user_message_is_a_template_error(stub: Stub) -> 
     assert "user message" in error.message
 
 
-def test_images_are_refused(stub: Stub) -> None:
+def test_images_are_refused_by_a_model_without_vision(stub: Stub) -> None:
     image = tokenizer_pb2.ChatMessage(
         role="user", content=[tokenizer_pb2.ContentPart(image_url="data:")]
     )
-    assert refusal(lambda: render(stub, image)).reason == common_pb2.ERROR_REASON_UNSUPPORTED
+    refused = refusal(lambda: render(stub, image))
+    assert refused.reason == common_pb2.ERROR_REASON_INVALID_FIELD
+    assert refused.field == "messages.0.content.0.image_url"
 
 
 def test_template_of_the_request(stub: Stub) -> None:

@@ -26,29 +26,33 @@ from warhorse.v1 import common_pb2 as warhorse_dot_v1_dot_common__pb2
 from warhorse.v1 import tensor_pb2 as warhorse_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19warhorse/v1/offload.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"\x8a\x02\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06region\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.Region\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x11\n\trow_bytes\x18\x05 \x01(\r\x12!\n\x05\x64type\x18\x06 \x01(\x0e\x32\x12.warhorse.v1.Dtype\x12\x12\n\nrow_values\x18\x07 \x01(\r\x12\r\n\x05scale\x18\x08 \x01(\x02\x12\x17\n\x0frow_scale_bytes\x18\t \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12)\n\x04hash\x18\x0b \x01(\x0b\x32\x1b.warhorse.v1.HashParameters\"y\n\x0eHashParameters\x12\x13\n\x0bmultipliers\x18\x01 \x03(\x03\x12\x12\n\nhead_sizes\x18\x02 \x03(\x03\x12\x14\n\x0chead_offsets\x18\x03 \x03(\x03\x12\x12\n\nngram_size\x18\x04 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x05 \x01(\r\"F\n\rAttachRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"4\n\x0e\x41ttachResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.warhorse.v1.Table\"D\n\rGatherRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07row_ids\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"3\n\x0eGatherResponse\x12!\n\x04rows\x18\x01 \x01(\x0b\x32\x13.warhorse.v1.Tensor\"\x18\n\x16\x44\x65scribeOffloadRequest\"\xab\x01\n\x17\x44\x65scribeOffloadResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12\"\n\x06tables\x18\x02 \x03(\x0b\x32\x12.warhorse.v1.Table\x12\x15\n\rgathered_rows\x18\x03 \x01(\x04\x12\x14\n\x0copen_regions\x18\x04 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x05 \x01(\x04\x32\xf4\x01\n\x0eOffloadService\x12\x41\n\x06\x41ttach\x12\x1a.warhorse.v1.AttachRequest\x1a\x1b.warhorse.v1.AttachResponse\x12\x41\n\x06Gather\x12\x1a.warhorse.v1.GatherRequest\x1a\x1b.warhorse.v1.GatherResponse\x12\\\n\x0f\x44\x65scribeOffload\x12#.warhorse.v1.DescribeOffloadRequest\x1a$.warhorse.v1.DescribeOffloadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19warhorse/v1/offload.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"\xea\x02\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06region\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.Region\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x11\n\trow_bytes\x18\x05 \x01(\r\x12!\n\x05\x64type\x18\x06 \x01(\x0e\x32\x12.warhorse.v1.Dtype\x12\x12\n\nrow_values\x18\x07 \x01(\r\x12\r\n\x05scale\x18\x08 \x01(\x02\x12\x17\n\x0frow_scale_bytes\x18\t \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12)\n\x04hash\x18\x0b \x01(\x0b\x32\x1b.warhorse.v1.HashParameters\x12\x32\n\x0b\x65ngram_hash\x18\x0c \x01(\x0b\x32\x1d.warhorse.v1.EngramParameters\x12*\n\x07storage\x18\r \x01(\x0e\x32\x19.warhorse.v1.TableStorage\"y\n\x0eHashParameters\x12\x13\n\x0bmultipliers\x18\x01 \x03(\x03\x12\x12\n\nhead_sizes\x18\x02 \x03(\x03\x12\x14\n\x0chead_offsets\x18\x03 \x03(\x03\x12\x12\n\nngram_size\x18\x04 \x01(\r\x12\x14\n\x0c\x65os_token_id\x18\x05 \x01(\r\"\xc3\x01\n\x10\x45ngramParameters\x12\x13\n\x0bmultipliers\x18\x01 \x03(\x03\x12\x12\n\nhead_sizes\x18\x02 \x03(\x03\x12\x14\n\x0chead_offsets\x18\x03 \x03(\x03\x12\x12\n\nngram_size\x18\x04 \x01(\r\x12\x14\n\x0cpad_token_id\x18\x05 \x01(\r\x12\x1b\n\x0eimage_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x63ompressed_ids\x18\x07 \x01(\rB\x11\n\x0f_image_token_id\"F\n\rAttachRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"4\n\x0e\x41ttachResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.warhorse.v1.Table\"D\n\rGatherRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07row_ids\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"3\n\x0eGatherResponse\x12!\n\x04rows\x18\x01 \x01(\x0b\x32\x13.warhorse.v1.Tensor\"\x18\n\x16\x44\x65scribeOffloadRequest\"\xab\x01\n\x17\x44\x65scribeOffloadResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12\"\n\x06tables\x18\x02 \x03(\x0b\x32\x12.warhorse.v1.Table\x12\x15\n\rgathered_rows\x18\x03 \x01(\x04\x12\x14\n\x0copen_regions\x18\x04 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x05 \x01(\x04*_\n\x0cTableStorage\x12\x1d\n\x19TABLE_STORAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14TABLE_STORAGE_MEMORY\x10\x01\x12\x16\n\x12TABLE_STORAGE_FILE\x10\x02\x32\xf4\x01\n\x0eOffloadService\x12\x41\n\x06\x41ttach\x12\x1a.warhorse.v1.AttachRequest\x1a\x1b.warhorse.v1.AttachResponse\x12\x41\n\x06Gather\x12\x1a.warhorse.v1.GatherRequest\x1a\x1b.warhorse.v1.GatherResponse\x12\\\n\x0f\x44\x65scribeOffload\x12#.warhorse.v1.DescribeOffloadRequest\x1a$.warhorse.v1.DescribeOffloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warhorse.v1.offload_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TABLESTORAGE']._serialized_start=1229
+  _globals['_TABLESTORAGE']._serialized_end=1324
   _globals['_TABLE']._serialized_start=95
-  _globals['_TABLE']._serialized_end=361
-  _globals['_HASHPARAMETERS']._serialized_start=363
-  _globals['_HASHPARAMETERS']._serialized_end=484
-  _globals['_ATTACHREQUEST']._serialized_start=486
-  _globals['_ATTACHREQUEST']._serialized_end=556
-  _globals['_ATTACHRESPONSE']._serialized_start=558
-  _globals['_ATTACHRESPONSE']._serialized_end=610
-  _globals['_GATHERREQUEST']._serialized_start=612
-  _globals['_GATHERREQUEST']._serialized_end=680
-  _globals['_GATHERRESPONSE']._serialized_start=682
-  _globals['_GATHERRESPONSE']._serialized_end=733
-  _globals['_DESCRIBEOFFLOADREQUEST']._serialized_start=735
-  _globals['_DESCRIBEOFFLOADREQUEST']._serialized_end=759
-  _globals['_DESCRIBEOFFLOADRESPONSE']._serialized_start=762
-  _globals['_DESCRIBEOFFLOADRESPONSE']._serialized_end=933
-  _globals['_OFFLOADSERVICE']._serialized_start=936
-  _globals['_OFFLOADSERVICE']._serialized_end=1180
+  _globals['_TABLE']._serialized_end=457
+  _globals['_HASHPARAMETERS']._serialized_start=459
+  _globals['_HASHPARAMETERS']._serialized_end=580
+  _globals['_ENGRAMPARAMETERS']._serialized_start=583
+  _globals['_ENGRAMPARAMETERS']._serialized_end=778
+  _globals['_ATTACHREQUEST']._serialized_start=780
+  _globals['_ATTACHREQUEST']._serialized_end=850
+  _globals['_ATTACHRESPONSE']._serialized_start=852
+  _globals['_ATTACHRESPONSE']._serialized_end=904
+  _globals['_GATHERREQUEST']._serialized_start=906
+  _globals['_GATHERREQUEST']._serialized_end=974
+  _globals['_GATHERRESPONSE']._serialized_start=976
+  _globals['_GATHERRESPONSE']._serialized_end=1027
+  _globals['_DESCRIBEOFFLOADREQUEST']._serialized_start=1029
+  _globals['_DESCRIBEOFFLOADREQUEST']._serialized_end=1053
+  _globals['_DESCRIBEOFFLOADRESPONSE']._serialized_start=1056
+  _globals['_DESCRIBEOFFLOADRESPONSE']._serialized_end=1227
+  _globals['_OFFLOADSERVICE']._serialized_start=1327
+  _globals['_OFFLOADSERVICE']._serialized_end=1571
 # @@protoc_insertion_point(module_scope)

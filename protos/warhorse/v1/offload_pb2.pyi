@@ -1,6 +1,7 @@
 from warhorse.v1 import common_pb2 as _common_pb2
 from warhorse.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,8 +9,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TableStorage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TABLE_STORAGE_UNSPECIFIED: _ClassVar[TableStorage]
+    TABLE_STORAGE_MEMORY: _ClassVar[TableStorage]
+    TABLE_STORAGE_FILE: _ClassVar[TableStorage]
+TABLE_STORAGE_UNSPECIFIED: TableStorage
+TABLE_STORAGE_MEMORY: TableStorage
+TABLE_STORAGE_FILE: TableStorage
+
 class Table(_message.Message):
-    __slots__ = ("name", "region", "offset", "rows", "row_bytes", "dtype", "row_values", "scale", "row_scale_bytes", "fingerprint", "hash")
+    __slots__ = ("name", "region", "offset", "rows", "row_bytes", "dtype", "row_values", "scale", "row_scale_bytes", "fingerprint", "hash", "engram_hash", "storage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +31,8 @@ class Table(_message.Message):
     ROW_SCALE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
+    ENGRAM_HASH_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     region: _tensor_pb2.Region
     offset: int
@@ -32,7 +44,9 @@ class Table(_message.Message):
     row_scale_bytes: int
     fingerprint: str
     hash: HashParameters
-    def __init__(self, name: _Optional[str] = ..., region: _Optional[_Union[_tensor_pb2.Region, _Mapping]] = ..., offset: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_tensor_pb2.Dtype, str]] = ..., row_values: _Optional[int] = ..., scale: _Optional[float] = ..., row_scale_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., hash: _Optional[_Union[HashParameters, _Mapping]] = ...) -> None: ...
+    engram_hash: EngramParameters
+    storage: TableStorage
+    def __init__(self, name: _Optional[str] = ..., region: _Optional[_Union[_tensor_pb2.Region, _Mapping]] = ..., offset: _Optional[int] = ..., rows: _Optional[int] = ..., row_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_tensor_pb2.Dtype, str]] = ..., row_values: _Optional[int] = ..., scale: _Optional[float] = ..., row_scale_bytes: _Optional[int] = ..., fingerprint: _Optional[str] = ..., hash: _Optional[_Union[HashParameters, _Mapping]] = ..., engram_hash: _Optional[_Union[EngramParameters, _Mapping]] = ..., storage: _Optional[_Union[TableStorage, str]] = ...) -> None: ...
 
 class HashParameters(_message.Message):
     __slots__ = ("multipliers", "head_sizes", "head_offsets", "ngram_size", "eos_token_id")
@@ -47,6 +61,24 @@ class HashParameters(_message.Message):
     ngram_size: int
     eos_token_id: int
     def __init__(self, multipliers: _Optional[_Iterable[int]] = ..., head_sizes: _Optional[_Iterable[int]] = ..., head_offsets: _Optional[_Iterable[int]] = ..., ngram_size: _Optional[int] = ..., eos_token_id: _Optional[int] = ...) -> None: ...
+
+class EngramParameters(_message.Message):
+    __slots__ = ("multipliers", "head_sizes", "head_offsets", "ngram_size", "pad_token_id", "image_token_id", "compressed_ids")
+    MULTIPLIERS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SIZES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAD_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
+    multipliers: _containers.RepeatedScalarFieldContainer[int]
+    head_sizes: _containers.RepeatedScalarFieldContainer[int]
+    head_offsets: _containers.RepeatedScalarFieldContainer[int]
+    ngram_size: int
+    pad_token_id: int
+    image_token_id: int
+    compressed_ids: int
+    def __init__(self, multipliers: _Optional[_Iterable[int]] = ..., head_sizes: _Optional[_Iterable[int]] = ..., head_offsets: _Optional[_Iterable[int]] = ..., ngram_size: _Optional[int] = ..., pad_token_id: _Optional[int] = ..., image_token_id: _Optional[int] = ..., compressed_ids: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("client_id", "table", "fingerprint")

@@ -49,12 +49,14 @@ FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class ContentPart(_message.Message):
-    __slots__ = ("text", "image_url")
+    __slots__ = ("text", "image_url", "image_detail")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_URL_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DETAIL_FIELD_NUMBER: _ClassVar[int]
     text: str
     image_url: str
-    def __init__(self, text: _Optional[str] = ..., image_url: _Optional[str] = ...) -> None: ...
+    image_detail: str
+    def __init__(self, text: _Optional[str] = ..., image_url: _Optional[str] = ..., image_detail: _Optional[str] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -313,7 +315,7 @@ class DescribeTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeTokenizerResponse(_message.Message):
-    __slots__ = ("service", "model", "tool_call_parser", "reasoning_parser", "has_chat_template", "generation_config_json", "stop_token_ids", "special_token_ids")
+    __slots__ = ("service", "model", "tool_call_parser", "reasoning_parser", "has_chat_template", "generation_config_json", "stop_token_ids", "special_token_ids", "takes_images")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,7 @@ class DescribeTokenizerResponse(_message.Message):
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_IMAGES_FIELD_NUMBER: _ClassVar[int]
     service: _common_pb2.ServiceInfo
     model: _common_pb2.ModelInfo
     tool_call_parser: str
@@ -330,4 +333,5 @@ class DescribeTokenizerResponse(_message.Message):
     generation_config_json: str
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     special_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, service: _Optional[_Union[_common_pb2.ServiceInfo, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., generation_config_json: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., special_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    takes_images: bool
+    def __init__(self, service: _Optional[_Union[_common_pb2.ServiceInfo, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., generation_config_json: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., special_token_ids: _Optional[_Iterable[int]] = ..., takes_images: _Optional[bool] = ...) -> None: ...

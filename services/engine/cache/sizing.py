@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from services.engine.cache.spec import CacheGroup
 from services.engine.config import CoreConfig
+
+
+def least_unit(groups: tuple[CacheGroup, ...], unit_tokens: int) -> int:
+    """The smallest multiple of `unit_tokens` that consists of whole pages of every group."""
+    return math.lcm(unit_tokens, *(g.page_tokens for g in groups if g.kind != "state"))
 
 
 def check_groups(groups: tuple[CacheGroup, ...], unit_tokens: int) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from services.common.checkpoint import Checkpoint, CheckpointError, TensorInfo
 
+# e8m0 codes and pairs of four-bit codes are bytes: a copy by value would lose them.
 TORCH_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.uint8,
+    "F4": torch.uint8,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
     "I64": torch.int64,
     "I32": torch.int32,
+    "I8": torch.int8,
     "U8": torch.uint8,
 }
 FLOAT_DTYPES = ("BF16", "F16", "F32")
@@ -36,18 +41,29 @@ class Slice:
         """Indices that remain."""
         return sum(stop - start for start, stop in self.ranges)
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of these indices of a tensor."""
+        return torch.cat([tensor.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
+
 
 class TensorReader:
-    """Reads tensors of one checkpoint to a device and counts what it has handed out."""
+    """Reads tensors of one checkpoint into the host's memory."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._device = device
-        self.bytes_read = 0
-        self._released = 0
+        self._since_release = 0
 
     def __contains__(self, name: object) -> bool:
         return name in self._checkpoint
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint's folder."""
+        return self._checkpoint.folder
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted."""
+        return self._checkpoint.names()
 
     def info(self, name: str) -> TensorInfo:
         """Where `name` lies; CheckpointError names a missing tensor and the folder."""
@@ -74,30 +90,36 @@ class TensorReader:
             )
 
     def read(self, name: str, part: Slice | None = None) -> torch.Tensor:
-        """A copy of `name`, or of `part` of it, in its stored type on the device.
+        """A copy of `name`, or of `part` of it, in its stored type.
 
+        e8m0 codes come as uint8; so do four-bit floats, two a byte and [..., K / 2].
         Raises CheckpointError where an e4m3 tensor holds a NaN code (0x7F, 0xFF).
         """
         info = self._checkpoint.info(name)
         dtype = TORCH_DTYPES[info.dtype]
         plain = np.dtype(f"u{dtype.itemsize}")
-        whole = np.frombuffer(self._checkpoint.raw(name), dtype=plain).reshape(info.shape)
-        shape = list(info.shape)
+        whole = np.frombuffer(self._checkpoint.raw(name), dtype=plain).reshape(_shape(info))
+        shape = list(whole.shape)
         if part is not None:
             shape[part.dim] = part.size
         out = torch.empty(shape, dtype=dtype)
         _copy(whole, out.view(_INTEGERS[dtype.itemsize]).numpy(), part)
         if dtype == torch.float8_e4m3fn:
             refuse_nan_codes(out.view(torch.uint8), info)
-        self.bytes_read += out.nbytes
         del whole
-        if self.bytes_read - self._released > _RELEASE_BYTES:
+        self._since_release += out.nbytes
+        if self._since_release > _RELEASE_BYTES:
             self._checkpoint.release_pages()
-            self._released = self.bytes_read
-        return out.to(self._device)
+            self._since_release = 0
+        return out
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _shape(info: TensorInfo) -> tuple[int, ...]:
+    """Elements of the type that the tensor is read as."""
+    return (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" else info.shape
 
 
 def _copy(whole: np.ndarray, out: np.ndarray, part: Slice | None) -> None:

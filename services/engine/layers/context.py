@@ -28,8 +28,8 @@ class Angles:
 
 
 @dataclass(frozen=True, slots=True)
-class StepContext:
-    """A batch with what layers need of it; lives for one forward pass, on one device."""
+class PassContext:
+    """A batch with what layers of any family need of it; lives for one forward pass."""
 
     batch: StepBatch
     pools: CachePools
@@ -37,9 +37,18 @@ class StepContext:
     sequence_T: torch.Tensor  # int64, sequence of each token
     offset_T: torch.Tensor  # int64, place of each token within its sequence's part of the step
     token_T: torch.Tensor  # int64, 0..T - 1
-    angles: Angles
-    block_angles: Angles | None  # at the first token of the block that each token may close
-    _rows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    _rows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, kw_only=True)
+
+    @classmethod
+    def make(cls, batch: StepBatch, pools: CachePools) -> PassContext:
+        """Derive the shared tensors; no host round trip."""
+        tokens = batch.token_ids_T.shape[0]
+        starts = batch.starts_B1
+        numbers_B = torch.arange(starts.shape[0] - 1, device=starts.device)
+        sequence_T = numbers_B.repeat_interleave(starts.diff(), output_size=tokens)
+        token_T = torch.arange(tokens, device=starts.device)
+        offset_T = token_T - starts[sequence_T]
+        return PassContext(batch, pools, batch.positions_T, sequence_T, offset_T, token_T)
 
     @property
     def state_writes(self) -> StateWrites:
@@ -93,6 +102,14 @@ class StepContext:
         self.write_state(name, rows_of(history_RC, rows_WS))
 
 
+@dataclass(frozen=True, slots=True)
+class StepContext(PassContext):
+    """The context of a family with rotary positions."""
+
+    angles: Angles
+    block_angles: Angles | None  # at the first token of the block that each token may close
+
+
 def rows_of(history_RC: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows [..., C] of a history by row numbers int64 [...]."""
     return history_RC.index_select(0, rows.flatten()).view(*rows.shape, -1)
@@ -105,12 +122,7 @@ def make_context(
 
     `block_ratio` is the number of tokens of an index block, None for a model without an indexer.
     """
-    tokens = batch.token_ids_T.shape[0]
-    starts = batch.starts_B1
-    numbers_B = torch.arange(starts.shape[0] - 1, device=starts.device)
-    sequence_T = numbers_B.repeat_interleave(starts.diff(), output_size=tokens)
-    token_T = torch.arange(tokens, device=starts.device)
-    offset_T = token_T - starts[sequence_T]
+    base = PassContext.make(batch, pools)
     block_angles = None
     if block_ratio is not None:
         first_T = (batch.positions_T - (block_ratio - 1)).clamp_min(0)
@@ -118,10 +130,10 @@ def make_context(
     return StepContext(
         batch=batch,
         pools=pools,
-        positions_T=batch.positions_T,
-        sequence_T=sequence_T,
-        offset_T=offset_T,
-        token_T=token_T,
+        positions_T=base.positions_T,
+        sequence_T=base.sequence_T,
+        offset_T=base.offset_T,
+        token_T=base.token_T,
         angles=_angles(batch.positions_T, rope),
         block_angles=block_angles,
     )

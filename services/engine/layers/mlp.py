@@ -17,21 +17,35 @@ from services.engine.models.base import Collectives
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """down(silu(gate x) * up x): [T, H] to fp32 [T, H]; I is split over ranks."""
+    """down(silu(gate x) * up x): [T, H] to fp32 [T, H]; I is split over ranks.
+
+    `limit` as in `kernels.activation.silu_and_mul`.
+    """
 
     gate: Linear
     up: Linear
     down: RowLinear
+    limit: float | None = None
 
     @classmethod
     def load(
-        cls, reader: WeightReader, hidden: int, intermediate: int, collectives: Collectives
+        cls,
+        reader: WeightReader,
+        hidden: int,
+        intermediate: int,
+        collectives: Collectives,
+        *,
+        limit: float | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> DenseMlp:
+        """`names` are those of the gate, up and down matrices."""
+        gate, up, down = names
         shape = (intermediate, hidden)
         return cls(
-            gate=Linear.by_outputs(reader, "gate_proj", shape),
-            up=Linear.by_outputs(reader, "up_proj", shape),
-            down=RowLinear.by_inputs(reader, "down_proj", (hidden, intermediate), collectives),
+            gate=Linear.by_outputs(reader, gate, shape),
+            up=Linear.by_outputs(reader, up, shape),
+            down=RowLinear.by_inputs(reader, down, (hidden, intermediate), collectives),
+            limit=limit,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +56,7 @@ class DenseMlp:
         return self.down.partial(self._hidden(x))
 
     def _hidden(self, x: torch.Tensor) -> torch.Tensor:
-        return silu_and_mul(self.gate(x), self.up(x))
+        return silu_and_mul(self.gate(x), self.up(x), self.limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ LAYER_TYPES = {
     "full_attention": "full_attention",
     "indexed_attention": "full_attention",
 }
+# Tensors of the vision tower, for a family that does not load it.
+VISION_TENSORS = re.compile(
+    r"^(model\.)?visual\.("
+    r"patch_embed\.proj|pos_embed|merger\.(norm|linear_fc[12])|deepstack_merger_list\.\d+\..+"
+    r"|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.linear_fc[12])"
+    r")\.(weight|bias|weight_scale_inv)$"
+)
 _GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 

@@ -68,6 +68,14 @@ class Fields:
             raise self.bad(name, "a list of integers")
         return tuple(value)
 
+    def inner(self, name: str) -> Fields:
+        """The object `name`; empty where it is missing."""
+        value = self._values.get(name)
+        value = {} if value is None else value
+        if not isinstance(value, Mapping):
+            raise self.bad(name, "an object")
+        return Fields(value, f"{self._where}{name}.")
+
     def layer_types(self, layers: int, aliases: Mapping[str, str]) -> tuple[str, ...]:
         """`layer_types`, or the pattern that `full_attention_interval` (default 4) gives."""
         value = self._values.get("layer_types")

@@ -20,6 +20,7 @@ from services.engine.layers.mlp import DenseMlp
 from services.engine.layers.norm import RmsNorm
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
+    VISION_TENSORS,
     ContextMaker,
     DecoderConfig,
     cache_groups,
@@ -154,6 +155,7 @@ def load(
         device=device,
         shard=shard,
         layers=len(config.decoder.layer_types),
+        ignored=(VISION_TENSORS,),
         read=lambda reader, held: _read(reader, prefix, config, parts, held),
     )
     return Stage(

@@ -29,6 +29,7 @@ from services.engine.layers.ple import PleConfig, PleLayer
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
     INDEX_PAGE_TOKENS,
+    VISION_TENSORS,
     ContextMaker,
     DecoderConfig,
     cache_groups,
@@ -285,7 +286,7 @@ def load(
         device=device,
         shard=shard,
         layers=len(config.decoder.layer_types),
-        ignored=_IGNORED,
+        ignored=(VISION_TENSORS, *_IGNORED),
         read=lambda reader, held: _read(reader, prefix, config, parts, held),
     )
     holds_table = config.ple_layer is not None and config.ple_layer in weights.held

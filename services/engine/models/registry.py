@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from services.common.checkpoint import Checkpoint, CheckpointError
-from services.engine.models import qwen3_5, qwen4_exp
+from services.engine.models import deepseek_v4, deepseek_v41, qwen3_5, qwen4_exp
 from services.engine.models.base import Collectives, NoCollectives, Shard, StageModel
 
 
@@ -25,8 +25,17 @@ class _Load(Protocol):
     ) -> StageModel: ...
 
 
-_FAMILIES: dict[str, _Load] = {"qwen3_5": qwen3_5.load, "qwen4_exp": qwen4_exp.load}
+_FAMILIES: dict[str, _Load] = {
+    "deepseek_v4": deepseek_v4.load,
+    "deepseek_v41": deepseek_v41.load,
+    "qwen3_5": qwen3_5.load,
+    "qwen4_exp": qwen4_exp.load,
+}
 _ARCHITECTURES = {
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "DeepseekV41ForConditionalGeneration": "deepseek_v41",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen4ExpForConditionalGeneration": "qwen4_exp",
@@ -35,6 +44,9 @@ _ARCHITECTURES = {
     "Qwen3_8_FlashNextForConditionalGeneration": "qwen4_exp",
 }
 _MODEL_TYPES = {
+    "deepseek_v4": "deepseek_v4",
+    "deepseek_v41": "deepseek_v41",
+    "deepseek_v41_text": "deepseek_v41",
     "qwen3_5": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
     "qwen4_exp": "qwen4_exp",

@@ -80,13 +80,14 @@ def load_weights(
     """Check every tensor against the config, then read the part that `shard` names.
 
     `read` builds the modules of a range of layers from a reader, be it one that only checks.
+    `ignored` matches the names of tensors that the family leaves out.
     Raises CheckpointError for a tensor that is missing, misshaped or has no place.
     """
-    checking, reading, tensors = make_readers(checkpoint, device, shard)
+    checking, reading = make_readers(checkpoint, device, shard)
     read(checking, range(layers))
     refuse_surplus(checkpoint, checking.names, ignored)
     held = layer_range(shard, layers)
-    return StageWeights(read(reading, held), held, tensors.bytes_read)
+    return StageWeights(read(reading, held), held, reading.nbytes)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ class TableRows(Protocol):
     def start_gather(self, row_ids: torch.Tensor) -> PendingRows:
         """Start fetching rows for `row_ids` int64 [T, heads]; returns at once.
 
-        `wait()` of the answer gives [T, heads * row_values] in the order of the ids, as stored.
+        `wait()` of the answer gives [T, heads * values of a row] in the order of the ids, as
+        stored; where rows have scales, a row's bytes are its values, then its scales.
         Raises IndexError where an id lies outside the table.
         """
         ...

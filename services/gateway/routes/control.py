@@ -42,7 +42,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         body = validate(AbortRequest, await body_of(request, state), {})
         ids = state.live.find(body.request_ids or body.rid or [])
         message = engine_pb2.AbortRequest(request_ids=ids)
-        answers = await _everywhere(state, lambda p: p.stub.Abort(message, timeout=CALL_SECONDS))
+        answers = await on_all_engines(state, lambda p: p.stub.Abort(message, timeout=CALL_SECONDS))
         return json_response({"aborted": sum(a.aborted for a in answers)})
 
     @app.post("/reset_prefix_cache")
@@ -51,7 +51,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     async def reset_prefix_cache() -> Response:
         """Drop what no running request uses from the prefix caches of all engines."""
         message = engine_pb2.ResetPrefixCacheRequest()
-        answers = await _everywhere(
+        answers = await on_all_engines(
             state, lambda p: p.stub.ResetPrefixCache(message, timeout=CALL_SECONDS)
         )
         dropped = sum(a.pages_dropped for a in answers)
@@ -80,7 +80,9 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         )
 
 
-async def _everywhere(state: GatewayState, call: Callable[[EnginePeer], Awaitable[T]]) -> list[T]:
+async def on_all_engines(
+    state: GatewayState, call: Callable[[EnginePeer], Awaitable[T]]
+) -> list[T]:
     """The answers of all healthy engines. Raises ServiceError where one refuses."""
     try:
         return list(await asyncio.gather(*(call(p) for p in state.engines.set.healthy())))

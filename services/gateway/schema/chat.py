@@ -12,14 +12,31 @@ from services.gateway.schema.sampling import SamplingRequest
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 _IMAGE_PARTS = ("image_url", "input_image")
+Detail = Literal["auto", "low", "high"]
+
+
+def _as_image_url(value: Any) -> Any:
+    return {"url": value} if isinstance(value, str) else value
+
+
+class ImageUrl(Lenient):
+    """Where a picture is, and how closely the model shall look."""
+
+    url: str = Field(min_length=1, description="a non-empty text")
+    detail: Detail | None = Field(None, description='"auto", "low" or "high"')
 
 
 class ContentPart(Lenient):
-    """A piece of a message. Text parts carry `text`; a refusal carries `refusal`."""
+    """A piece of a message. Text parts carry `text`, a refusal `refusal`, a picture `image_url`.
+
+    `detail` of an `input_image` stands beside its URL.
+    """
 
     type: Literal["text", "input_text", "refusal", "image_url", "input_image"]
     text: str | None = None
     refusal: str | None = None
+    image_url: Annotated[ImageUrl, BeforeValidator(_as_image_url)] | None = None
+    detail: Detail | None = Field(None, description='"auto", "low" or "high"')
 
     @property
     def is_image(self) -> bool:

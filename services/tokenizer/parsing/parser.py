@@ -24,6 +24,7 @@ class ParserSetup:
     it; continues_reasoning: the prompt already holds some of it, so that newlines at the start
     are text. by_id: texts of markers that are tokens of their own and come through `special`;
     all others are found in the text. dropped: texts (turn ends) to drop where they come as text.
+    strict: no call is made of broken markup.
     """
 
     tools: ToolTable
@@ -33,12 +34,13 @@ class ParserSetup:
     continues_reasoning: bool = False
     by_id: frozenset[str] = frozenset()
     dropped: tuple[str, ...] = ()
+    strict: bool = False
 
 
 class ToolGrammar(ABC):
     """The tool-call markup of a family. One object per choice."""
 
-    # Markers that are one token in the family's vocabulary; the first one opens a block.
+    # Markers that are one token in the family's vocabulary.
     specials: tuple[str, ...] = ()
 
     def __init__(self, parser: StreamParser) -> None:
@@ -48,6 +50,10 @@ class ToolGrammar(ABC):
         """Return the set of those markers that are found in text."""
         by_id = self.parser.setup.by_id
         return marker_set(tuple(m for m in candidates if m.name not in by_id))
+
+    def joined(self, token: Token, held: str) -> tuple[Token, str]:
+        """Return a special token with what of the held text belongs to it, and the rest."""
+        return token, held
 
     @abstractmethod
     def openers(self, *, in_reasoning: bool) -> tuple[Marker, ...]:
@@ -121,11 +127,24 @@ class StreamParser:
         return marker_set(tuple(m for m in marks if m.name not in self.setup.by_id))
 
 
-class ReasoningState(State):
-    """Inside the reasoning."""
+class _Outer(State):
+    """What reasoning and content share."""
 
     def __init__(self, parser: StreamParser) -> None:
         self._parser = parser
+
+    def special(self, token: Token, held: str, machine: Machine) -> None:
+        """Held text may be a part of the special token."""
+        if self._parser.grammar:
+            token, held = self._parser.grammar.joined(token, held)
+        super().special(token, held, machine)
+
+
+class ReasoningState(_Outer):
+    """Inside the reasoning."""
+
+    def __init__(self, parser: StreamParser) -> None:
+        super().__init__(parser)
         self.markers = parser.outer_markers(in_reasoning=True)
 
     def text(self, text: str) -> int:
@@ -149,11 +168,11 @@ class ReasoningState(State):
         self.text(held)
 
 
-class ContentState(State):
+class ContentState(_Outer):
     """Outside of reasoning and calls."""
 
     def __init__(self, parser: StreamParser) -> None:
-        self._parser = parser
+        super().__init__(parser)
         self.markers = parser.outer_markers(in_reasoning=False)
 
     def text(self, text: str) -> int:

@@ -157,14 +157,39 @@ class ToolTable:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
+    def names(self) -> Iterable[str]:
+        """Return the names of the declared tools."""
+        return self._texts.keys()
+
     def types(self, name: str, key: str) -> Types:
         """Return the types of a tool's parameter; empty when unknown."""
+        schema = self._schema(name)
+        return schema.types(schema.property(schema.root, key)) if schema else NO_TYPES
+
+    def declares(self, name: str, key: str) -> bool:
+        """Return whether a tool's schema speaks of a parameter."""
+        schema = self._schema(name)
+        return schema is not None and schema.property(schema.root, key) is not None
+
+    def declares_all(self, name: str, text: str) -> bool:
+        """Return whether a tool's schema speaks of every key of a JSON object's text."""
+        return all(self.declares(name, key) for key in json.loads(text))
+
+    def required(self, name: str) -> frozenset[str]:
+        """Return the parameters that a tool's schema requires at its top."""
+        schema = self._schema(name)
+        root = schema.root if schema else None
+        listed = root.get("required") if isinstance(root, Mapping) else None
+        names = listed if isinstance(listed, list) else []
+        return frozenset(key for key in names if isinstance(key, str))
+
+    def _schema(self, name: str) -> SchemaTypes | None:
         if name not in self._texts:
-            return NO_TYPES
+            return None
         schema = self._schemas.get(name)
         if schema is None:
             schema = self._schemas[name] = SchemaTypes(_load(self._texts[name]))
-        return schema.types(schema.property(schema.root, key))
+        return schema
 
 
 def _load(text: str) -> object:

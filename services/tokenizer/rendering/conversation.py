@@ -3,14 +3,14 @@
 Images. A message's `parts` are texts (`str`) and `ImagePart`s in the client's order. Whatever
 renders a conversation shows an image in one of two ways:
 
-* A chat template (Jinja) gets `{"type": "image"}` in the content list and writes the family's
-  placeholder, a control token (`Family.images.placeholder`). Afterwards the k-th placeholder of
-  the text stands for the k-th image of the prepared conversation (`Conversation.images()`), so
-  what a template reorders or drops must be reordered or dropped by `FamilyRules.prepare` first.
+* A chat template (Jinja) gets `{"type": "image"}` in the content list and writes the checkpoint's
+  image token. Afterwards the k-th of these tokens stands for the k-th image of the prepared
+  conversation (`Conversation.images()`), so what a template reorders or drops must be reordered or
+  dropped by `FamilyRules.prepare` first.
 * A renderer in Python puts the `ImagePart` itself between the segments of its prompt:
   `Prompt((Segment("<|User|>", True), image_part, Segment("text", False)))`. An image that is left
-  out is not read at all. No placeholder text, no framing tokens: `images.placing` writes all tokens
-  of an image.
+  out is not even read. No placeholder and no framing tokens: the image's layout (`images.rules`)
+  gives all tokens that stand for it.
 
 Sizes, token counts and pixels come later and are no concern of a renderer.
 """

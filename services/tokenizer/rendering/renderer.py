@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.tokenizer.rendering.conversation import Conversation, Message, refuse
+from services.tokenizer.images.placing import Piece, with_images
+from services.tokenizer.rendering.conversation import Conversation, ImagePart, Message, refuse
 from services.tokenizer.rendering.history import argument_object
 from services.tokenizer.rendering.pool import RenderError, RenderPool
 from services.tokenizer.rendering.rules import FamilyRules
@@ -33,26 +34,44 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt in segments."""
+    """A rendered prompt: segments of text, and images between them.
 
-    segments: tuple[Segment, ...]
+    placeholder: how `text` shows an image.
+    """
+
+    segments: tuple[Piece, ...]
+    placeholder: str = ""
 
     @property
     def text(self) -> str:
         """The whole text, special tokens included."""
-        return "".join(segment.text for segment in self.segments)
+        return "".join(
+            self.placeholder if isinstance(piece, ImagePart) else piece.text
+            for piece in self.segments
+        )
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        """The images in the order of their places."""
+        return tuple(piece for piece in self.segments if isinstance(piece, ImagePart))
 
 
 class Renderer:
     """Renders with one checkpoint's vocabulary. User text never gives a control token."""
 
     def __init__(
-        self, vocabulary: Vocabulary, rules: FamilyRules, template_variables: Mapping[str, Any]
+        self,
+        vocabulary: Vocabulary,
+        rules: FamilyRules,
+        template_variables: Mapping[str, Any],
+        placeholder: str | None = None,
     ) -> None:
-        """template_variables: what templates see besides the request (bos_token and the like)."""
+        """template_variables: what templates see besides the request (bos_token and the like).
+        placeholder: the control token that templates write for an image."""
         self._vocabulary = vocabulary
         self._rules = rules
         self._variables = dict(template_variables)
+        self._placeholder = placeholder
 
     async def render(
         self, conversation: Conversation, template: ChatTemplate, pool: RenderPool
@@ -74,15 +93,16 @@ class Renderer:
             raise RenderError(shield.restore(str(error)).replace(shield.end_mark, "")) from error
         if prepared.continue_final_message:
             text = _cut(text, shield.end_mark)
-        return self._prompt(text, shield)
+        return self._prompt(text, shield, prepared)
 
-    def _prompt(self, text: str, shield: Shield) -> Prompt:
+    def _prompt(self, text: str, shield: Shield, conversation: Conversation) -> Prompt:
         segments = []
         for segment in self._vocabulary.split(text):
             if not segment.is_special:
                 segment = Segment(_encodable(shield.restore(segment.text)), False)
             segments.append(segment)
-        return Prompt(tuple(segments))
+        pieces = with_images(segments, self._placeholder, conversation.images())
+        return Prompt(pieces, self._placeholder or "")
 
     def _context(self, conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
         context = self._rules.arguments(conversation)
@@ -117,9 +137,14 @@ def _as_dict(message: Message, template: ChatTemplate) -> dict[str, Any]:
 
 
 def _content(message: Message, template: ChatTemplate) -> str | list[dict[str, str]]:
-    if len(message.parts) > 1 and template.takes_parts:
-        return [{"type": "text", "text": part} for part in message.parts]
-    return "\n".join(message.parts)
+    if message.images and not template.takes_parts:
+        raise refuse("the chat template takes no images", message.images[0].where)
+    if message.images or (len(message.parts) > 1 and template.takes_parts):
+        return [
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part}
+            for part in message.parts
+        ]
+    return "\n".join(message.texts)
 
 
 def _mark_end(message: dict[str, Any], mark: str) -> None:
@@ -128,8 +153,10 @@ def _mark_end(message: dict[str, Any], mark: str) -> None:
         content = message["content"]
         if isinstance(content, str):
             message["content"] = content + mark
-        else:
+        elif "text" in content[-1]:
             content[-1]["text"] += mark
+        else:
+            content.append({"type": "text", "text": mark})
     else:
         message["reasoning_content"] += mark
 

@@ -59,6 +59,7 @@ class QwenRules(FamilyRules):
     }
 
     def prepare(self, conversation: Conversation) -> Conversation:
+        refuse_system_images(conversation.messages)
         messages = order_results(merge_system(conversation.messages))
         return replace(conversation, messages=tuple(messages))
 
@@ -92,6 +93,13 @@ class QwenRules(FamilyRules):
 
 def _as_system(message: Message) -> Message:
     return replace(message, role="system") if message.role == "developer" else message
+
+
+def refuse_system_images(messages: Sequence[Message]) -> None:
+    """Refuse an image in a system message, naming it. Raises ServiceError."""
+    for message in messages:
+        if message.role in FamilyRules.system_roles and message.images:
+            raise refuse("a system message takes no images", message.images[0].where)
 
 
 def merge_system(messages: Sequence[Message]) -> list[Message]:

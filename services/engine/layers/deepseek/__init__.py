@@ -1,0 +1,1 @@
+"""Layers of the DeepSeek-V4 family."""

@@ -1,0 +1,1 @@
+"""Vision towers: one file per family, shared parts beside them."""

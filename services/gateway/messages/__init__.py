@@ -1,0 +1,1 @@
+"""The Anthropic interface: POST /v1/messages."""

@@ -1,0 +1,1 @@
+"""The Responses interface: POST /v1/responses."""
