@@ -8,14 +8,16 @@ from kernels.rotary import reference
 
 
 def rotary_angles(
-    positions_T: torch.Tensor, inverse_frequencies_F: torch.Tensor, scaling: float = 1.0
+    positions: torch.Tensor, inverse_frequencies_F: torch.Tensor, scaling: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin fp32 [T, F] of position * frequency, both multiplied by `scaling`.
 
-    positions int64 [T], inverse_frequencies fp32 [F]; fp32 so that long positions stay exact.
+    positions int64 [T], or [T, F] where every frequency has its own; inverse_frequencies fp32 [F];
+    fp32 so that long positions stay exact.
     """
     assert inverse_frequencies_F.dtype == torch.float32
-    return reference.rotary_angles(positions_T, inverse_frequencies_F, scaling)
+    positions = positions if positions.dim() == 2 else positions[:, None]
+    return reference.rotary_angles(positions, inverse_frequencies_F, scaling)
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor) -> torch.Tensor:

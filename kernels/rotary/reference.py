@@ -4,9 +4,9 @@ import torch
 
 
 def rotary_angles(
-    positions_T: torch.Tensor, inverse_frequencies_F: torch.Tensor, scaling: float
+    positions: torch.Tensor, inverse_frequencies_F: torch.Tensor, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    angles_TF = positions_T.float()[:, None] * inverse_frequencies_F
+    angles_TF = positions.float() * inverse_frequencies_F
     return angles_TF.cos().mul_(scaling), angles_TF.sin().mul_(scaling)
 
 

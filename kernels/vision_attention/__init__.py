@@ -7,9 +7,7 @@ import torch
 from kernels.vision_attention import reference
 
 
-def vision_attention(
-    q_PHD: torch.Tensor, k_PHD: torch.Tensor, v_PHD: torch.Tensor
-) -> torch.Tensor:
+def vision_attention(q_PHD: torch.Tensor, k_PHD: torch.Tensor, v_PHD: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T / sqrt(D)) v over all patches of one image, per head.
 
     q, k and v [P, H, D] of one float type. Products and softmax in fp32; returns [P, H, D] in the

@@ -6,9 +6,7 @@ import torch
 _SCORES = 1 << 24
 
 
-def vision_attention(
-    q_PHD: torch.Tensor, k_PHD: torch.Tensor, v_PHD: torch.Tensor
-) -> torch.Tensor:
+def vision_attention(q_PHD: torch.Tensor, k_PHD: torch.Tensor, v_PHD: torch.Tensor) -> torch.Tensor:
     patches, heads, width = q_PHD.shape
     q_HPD = q_PHD.float().transpose(0, 1) * width**-0.5
     k_HDP, v_HPD = k_PHD.float().permute(1, 2, 0), v_PHD.float().transpose(0, 1)

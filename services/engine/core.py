@@ -9,6 +9,7 @@ import torch
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.external import ExternalStore
 from services.engine.cache.manager import CacheManager
 from services.engine.cache.mover import PageMover
@@ -159,6 +160,10 @@ class EngineCore:
             groups=groups,
             store_connected=self._transfers.connected,
         )
+
+    def prefix_news(self) -> dict[UnitHash, bool]:
+        """Units that a hit may end with which came (True) or went (False) since the last time."""
+        return self._state.cache.index.take_news()
 
     def reset_prefix_cache(self) -> int:
         """Drop the cached units that no request uses; returns the pages and slots freed."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.stage_pb2 import CoreRefusal, CoreSubmit
 
+from services.common.prefix_chain import SHORT_BYTES, UnitHash
 from services.engine.scheduler.messages import (
     CoreLoad,
     EngineEvent,
@@ -135,8 +136,10 @@ def _logprobs(logprobs: Iterable[Logprob]) -> list[pb.TokenLogprob]:
     ]
 
 
-def to_load_record(load: CoreLoad, silence_seconds: float) -> pb.LoadResponse:
-    """The load record as it is pushed to watchers."""
+def to_load_record(
+    load: CoreLoad, silence_seconds: float, news: Mapping[UnitHash, bool]
+) -> pb.LoadResponse:
+    """The load record as it is pushed to watchers; `news` as in `EngineCore.prefix_news`."""
     return pb.LoadResponse(
         running=load.running,
         waiting=load.waiting,
@@ -149,6 +152,8 @@ def to_load_record(load: CoreLoad, silence_seconds: float) -> pb.LoadResponse:
         prefix_hit_tokens=load.prefix_hit_tokens,
         external_query_tokens=load.external_query_tokens,
         external_hit_tokens=load.external_hit_tokens,
+        prefixes_gone=b"".join(h[:SHORT_BYTES] for h, came in news.items() if not came),
+        prefixes_added=b"".join(h[:SHORT_BYTES] for h, came in news.items() if came),
         silence_ms=int(silence_seconds * 1000),
     )
 

@@ -140,7 +140,7 @@ class CoreLoop:
         if not updates and now - self._last_event < HEARTBEAT_SECONDS:
             return
         self._last_event = now
-        record = to_load_record(self._core.load(), now - self._last_step)
+        record = to_load_record(self._core.load(), now - self._last_step, self._core.prefix_news())
         self._send(CoreEvent(step=CoreStep(updates=updates, load=record)))
 
     def _send(self, event: CoreEvent) -> None:

@@ -184,6 +184,7 @@ class Front:
         """Fail every live request; new ones are refused until the core is back."""
         self._limits = None
         self._judge_health()
+        self.load.forget_prefixes()
         self.load.publish(LoadResponse(), draining=self._draining)
         for outbox in self._outboxes.values():
             outbox.fail(ServiceError(ErrorReason.ERROR_REASON_ENGINE_LOST, message))

@@ -75,9 +75,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: pb.LoadRequest, context: Context
     ) -> AsyncIterator[pb.LoadResponse]:
         """Load records for as long as the caller listens."""
-        yield self._front.load.latest()
-        while True:
-            yield await self._front.load.wait_for_change()
+        with self._front.load.watch() as watcher:
+            while True:
+                yield await watcher.next()
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: Context

@@ -19,6 +19,7 @@ from services.gateway.engines import EnginePeer, Engines
 from services.gateway.events import PromptReport, Usage
 from services.gateway.outbox import Outbox
 from services.gateway.plan import GenerationPlan
+from services.gateway.prefix import PromptPrefix
 from services.gateway.tokenizers import Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class Generation:
         self._done = asyncio.Event()
         self._started = False  # the engine accepted the prompt and began to compute it
         self._full: list[EnginePeer] = []
+        self._lost: list[EnginePeer] = []
+        self._prefix = PromptPrefix(plan.request)
         self._restarts = 0
         self._rerendered = False
         self._retry_until: float | None = None
@@ -66,7 +69,7 @@ class Generation:
         refusal: ServiceError | None = None
         while True:
             try:
-                engine = await self._engines.pick(self._full)
+                engine = await self._engines.pick(self._prefix, self._full, self._lost)
             except ServiceError as none_left:
                 raise refusal or none_left from None
             try:
@@ -93,6 +96,7 @@ class Generation:
             raise error
         logger.warning("an engine was lost; the request begins again")
         self._engines.set.mark_lost(engine)
+        self._lost = [engine]
         self._outbox.restart(self.plan.choices)
         await asyncio.sleep(RETRY_PAUSE)
 

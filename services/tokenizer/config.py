@@ -81,7 +81,7 @@ class TokenizerConfig:
     )
     image_cache_mb: int = field(
         default=512,
-        metadata={"help": "Shared memory for decoded images, MiB", "min": 1, "max": 1 << 20},
+        metadata={"help": "Shared memory for decoded images, MiB", "min": 64, "max": 1 << 20},
     )
     image_cache_seconds: float = field(
         default=60.0,

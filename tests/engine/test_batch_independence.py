@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from services.common.checkpoint import Checkpoint
-from services.engine.cache.external import ExternalStore, UnitHash
+from services.common.prefix_chain import UnitHash
+from services.engine.cache.external import ExternalStore
 from services.engine.checkpoints.local_table import local_tables
 from services.engine.config import CoreConfig
 from services.engine.core import EngineCore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.cache.external import UnitHash
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.pool import IdPool
 from services.engine.cache.prefix import Match, PrefixIndex
 from tests.engine.toy_model import paged, state, window
@@ -169,3 +169,16 @@ def test_clearing_spares_units_in_use() -> None:
     shelf.index.clear()
     assert shelf.held() == set()
     assert all(p.free == p.total for p in shelf.pools.values())
+
+
+def test_news_are_the_units_that_a_hit_may_end_with() -> None:
+    shelf = Shelf()
+    shelf.put("a", "kv win")
+    shelf.put("ab", "kv win state")
+    assert shelf.index.take_news() == {name_of("ab"): True}
+    assert shelf.index.take_news() == {}
+    shelf.put("abc", "kv")
+    shelf.index.drop_snapshot(name_of("ab"), "state")
+    assert shelf.index.take_news() == {name_of("ab"): False}
+    shelf.index.clear()
+    assert shelf.index.take_news() == {}

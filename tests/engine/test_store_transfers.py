@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.engine.cache.external import UnitHash
+from services.common.prefix_chain import UnitHash
 from tests.engine.driver import Bench, Log, config, request, run
 from tests.engine.fakes import MemoryStore
 from tests.engine.test_core import prompt

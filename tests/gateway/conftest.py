@@ -76,7 +76,7 @@ async def make_stack() -> AsyncIterator[MakeStack]:
             if start_engine:
                 await engine.start()
             await tokenizer.start()
-            result = await _serve(stack, engine, tokenizer, settings)
+            result = await serve_gateway(stack, engine, tokenizer, settings)
             made.append(result)
             return result
 
@@ -87,9 +87,10 @@ async def make_stack() -> AsyncIterator[MakeStack]:
             assert inflight == [0] * len(inflight)
 
 
-async def _serve(
+async def serve_gateway(
     stack: AsyncExitStack, engine: FakeEngine, tokenizer: FakeTokenizer, settings: dict[str, Any]
 ) -> Stack:
+    """Start a gateway between these peers; it ends with `stack`."""
     defaults = {
         "host": "127.0.0.1",
         "port": 0,

@@ -21,6 +21,15 @@ from kernels.quant_linear import (
     scale_values,
     zeros_of_compressed_tensors,
 )
+from tests.kernels.test_quant_linear_triton import (
+    FP32_ERROR,
+    MATRIX,
+    VECTOR,
+    activations,
+    error,
+    run,
+)
+from tests.kernels.test_quant_linear_triton import ROUNDED_ERROR as ROUNDED
 from tests.models.int4 import unpack_awq
 
 GROUPS = [32, 64, 128]
@@ -174,3 +183,13 @@ def test_a_stack_holds_its_members(form: str) -> None:
     )
     assert torch.equal(dequantize(stack)[2], dequantize(weight))
     assert torch.equal(dequantize(prepare(stack).expert(1)), dequantize(weight))
+
+
+@pytest.mark.parametrize("kernel", ["vector", "matrix"])
+def test_the_gpu_kernels_take_the_half_precision_scales_of_auto_awq(kernel: str) -> None:
+    """Small scales too: below 2^-14 they are subnormal in fp16."""
+    scales = (torch.rand(8, 24) * 2.0**-12 + 2.0**-16).half()
+    weight = from_auto_awq(words_of(256, 3), scales, words_of(8, 3, seed=1), 32)
+    rows, config, bound = (1, VECTOR, FP32_ERROR) if kernel == "vector" else (3, MATRIX, ROUNDED)
+    x = activations(rows, 256)
+    assert error(run(x, weight, config), x, weight) < bound

@@ -282,7 +282,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining")
+    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining", "prefixes_reset", "prefixes_gone", "prefixes_added")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +297,9 @@ class LoadResponse(_message.Message):
     EXTERNAL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_RESET_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_GONE_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_ADDED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -311,7 +314,10 @@ class LoadResponse(_message.Message):
     external_hit_tokens: int
     silence_ms: int
     draining: bool
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    prefixes_reset: bool
+    prefixes_gone: bytes
+    prefixes_added: bytes
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., prefixes_reset: _Optional[bool] = ..., prefixes_gone: _Optional[bytes] = ..., prefixes_added: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol, TypeAlias
 
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.mover import PageMover
 from services.engine.cache.spec import PageId, SlotId
 
-UnitHash = NewType("UnitHash", bytes)  # 32 bytes, see hashing.py
 JobId = NewType("JobId", int)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.engine.cache.external import UnitHash
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.mover import PageMover
 from services.engine.cache.pool import IdPool, InvariantError
 from services.engine.cache.prefix import Match, PrefixIndex, Unit

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from services.engine.cache.external import UnitHash
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.pool import IdPool
 from services.engine.cache.spec import CacheGroup
 
@@ -63,6 +63,7 @@ class PrefixIndex:
             name: OrderedDict() for name in (*self._windows, *self._states)
         }
         self._leaves: list[tuple[int, UnitHash]] = []  # heap; stale entries are skipped
+        self._news: dict[UnitHash, bool] = {}  # units that a hit may end with: came or went
         self._tick = 0
 
     def __len__(self) -> int:
@@ -120,8 +121,15 @@ class PrefixIndex:
                 unit.ids[name] = group_ids
                 if name in self._snapshots:
                     self._snapshots[name][unit_hash] = None
+        if self._is_end(unit):
+            self._news[unit_hash] = True
         self._use(unit)
         return unit
+
+    def take_news(self) -> dict[UnitHash, bool]:
+        """Units with which hits may end that came (True) or went (False) since the last time."""
+        news, self._news = self._news, {}
+        return news
 
     def drop_snapshot(self, unit_hash: UnitHash, name: str) -> None:
         """Forget the snapshot of one group, unless it is kept; pages stay indexed."""
@@ -207,7 +215,13 @@ class PrefixIndex:
         fresh = unit is not None and not unit.children and unit.used == entry[0]
         return unit if fresh else None
 
+    def _is_end(self, unit: Unit) -> bool:
+        """Whether the unit has what a hit needs of its last unit."""
+        return all(name in unit.ids for name in self._snapshots)
+
     def _drop_group(self, unit: Unit, name: str) -> None:
+        if self._is_end(unit):
+            self._news[unit.hash] = False
         self._pools[name].unindex(unit.ids.pop(name))
         unit.kept.discard(name)
         if name in self._snapshots:

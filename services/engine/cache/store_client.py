@@ -18,6 +18,7 @@ from warhorse.v1 import kvcache_pb2, kvcache_pb2_grpc
 from services.common.errors import ServiceError, from_rpc_error
 from services.common.grpc_client import connect
 from services.common.pinned import PinnedRegistration
+from services.common.prefix_chain import UnitHash
 from services.common.shm import MappedRegion, open_region
 from services.engine.cache.external import (
     LoadDone,
@@ -26,7 +27,6 @@ from services.engine.cache.external import (
     StoreDone,
     StoreEvent,
     StoreJob,
-    UnitHash,
 )
 from services.engine.cache.mover import PageMover
 from services.engine.cache.store_session import SessionLost, StoreSession, store_groups

@@ -14,9 +14,10 @@ import xxhash
 from warhorse.v1 import common_pb2, kvcache_pb2, kvcache_pb2_grpc
 
 from services.common.errors import from_rpc_error
+from services.common.prefix_chain import UnitHash
 from services.common.prefix_hits import Group, longest_hit
 from services.common.shm import MappedRegion
-from services.engine.cache.external import LoadJob, StoreJob, UnitHash
+from services.engine.cache.external import LoadJob, StoreJob
 from services.engine.cache.mover import PageMover
 from services.engine.cache.spec import PageId, SlotId
 

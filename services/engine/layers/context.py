@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.causal_conv import history_rows
-from kernels.rotary import rotary_angles
 from services.engine.cache.spec import CachePools
 from services.engine.layers.rope import RotaryFrequencies
 from services.engine.runtime.batch import StateWrites, StepBatch
@@ -126,7 +125,7 @@ def make_context(
     block_angles = None
     if block_ratio is not None:
         first_T = (batch.positions_T - (block_ratio - 1)).clamp_min(0)
-        block_angles = _angles(first_T, rope)
+        block_angles = Angles(*rope.angles(first_T, batch.rope_lagging_T3))
     return StepContext(
         batch=batch,
         pools=pools,
@@ -134,10 +133,6 @@ def make_context(
         sequence_T=base.sequence_T,
         offset_T=base.offset_T,
         token_T=base.token_T,
-        angles=_angles(batch.positions_T, rope),
+        angles=Angles(*rope.angles(batch.positions_T, batch.rope_positions_T3)),
         block_angles=block_angles,
     )
-
-
-def _angles(positions_T: torch.Tensor, rope: RotaryFrequencies) -> Angles:
-    return Angles(*rotary_angles(positions_T, rope.inverse_F, rope.scaling))

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from kernels.rotary import rotary_angles
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryFrequencies:
     """Rotation of the first 2 * F dimensions of a head.
 
-    `inverse_F` fp32 [F]; cos and sin are multiplied by `scaling` (1 except for YaRN).
+    `inverse_F` fp32 [F]; cos and sin are multiplied by `scaling` (1 except for YaRN). `axis_F`
+    int64 [F] says which of a token's three positions (time, row, column) turns each frequency;
+    None for models whose tokens have one position.
     """
 
     inverse_F: torch.Tensor
     scaling: float = 1.0
+    axis_F: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> RotaryFrequencies:
         """The same on another device."""
-        return RotaryFrequencies(self.inverse_F.to(device), self.scaling)
+        axis_F = None if self.axis_F is None else self.axis_F.to(device)
+        return RotaryFrequencies(self.inverse_F.to(device), self.scaling, axis_F)
+
+    def angles(
+        self, positions_T: torch.Tensor, axes_T3: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin fp32 [T, F] at positions int64 [T], or at three positions of every token."""
+        positions = positions_T
+        if axes_T3 is not None and self.axis_F is not None:
+            positions = axes_T3.index_select(1, self.axis_F)
+        return rotary_angles(positions, self.inverse_F, self.scaling)
+
+
+def interleaved_axes(sections: Sequence[int]) -> torch.Tensor:
+    """Axis of each of sum(sections) frequencies, int64: 0, 1, 2, 0, 1, 2, ... as long as rows (1)
+    and columns (2) have frequencies left, time (0) else. Source: Qwen3.5 (mrope_interleaved)."""
+    axis_F = torch.zeros(sum(sections), dtype=torch.int64)
+    for axis in (1, 2):
+        axis_F[axis : 3 * sections[axis] : 3] = axis
+    return axis_F
 
 
 def default_rope(theta: float, width: int) -> RotaryFrequencies:

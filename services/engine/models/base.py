@@ -66,9 +66,19 @@ class NgramHash(Protocol):
 class VisionModel(Protocol):
     """Turns pixels into what replaces the embeddings of an image's placeholder tokens."""
 
-    # Whether the tokens of an image attend to each other in both directions: a span is then
-    # computed within one step, and no prefix hit ends inside one.
-    atomic_spans: bool
+    @property
+    def atomic_spans(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions.
+
+        A span is then computed within one step, and no prefix hit ends inside one.
+        """
+        ...
+
+    @property
+    def rope_lag(self) -> int:
+        """How many tokens in front of a token the position lies that rotates a compressed key
+        which the token completes; 0 for models without such keys."""
+        ...
 
     def span_tokens(self, height: int, width: int, offset: int) -> int:
         """Placeholder tokens of an image whose pixels are [height, width, 3].

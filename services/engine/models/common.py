@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.common.checkpoint import Checkpoint, CheckpointError
 from services.engine.cache.spec import CacheGroup, CachePools, CacheTensor
 from services.engine.layers.context import (
     INDEX_GROUP,
@@ -16,8 +17,10 @@ from services.engine.layers.context import (
 )
 from services.engine.layers.gated_delta_net import GatedDeltaConfig
 from services.engine.layers.rope import RotaryFrequencies
+from services.engine.layers.vision.qwen import QwenVisionConfig
 from services.engine.models.fields import Fields
 from services.engine.models.stage import DecoderLayer
+from services.engine.models.vision_config import qwen_vision
 from services.engine.runtime.batch import StepBatch
 
 KV_PAGE_TOKENS = 16
@@ -86,6 +89,21 @@ def _delta_config(fields: Fields, hidden: int, eps: float) -> GatedDeltaConfig:
         gate_type=fields.choice("output_gate_type", "silu", _GATES),
         eps=eps,
     )
+
+
+def tower_of(
+    checkpoint: Checkpoint, decoder: DecoderConfig, block_ratio: int | None = None
+) -> QwenVisionConfig | None:
+    """The vision tower; None where the checkpoint has none or was saved without it."""
+    if not any(VISION_TENSORS.search(name) for name in checkpoint.names()):
+        return None
+    vision = qwen_vision(checkpoint, decoder.hidden, rope_lag=(block_ratio or 1) - 1)
+    if vision is not None and decoder.rope.axis_F is None:
+        raise CheckpointError(
+            "config.json: text_config.rope_parameters.mrope_section is missing, expected three "
+            "numbers, because there is a vision_config"
+        )
+    return vision
 
 
 @dataclass(frozen=True, slots=True)

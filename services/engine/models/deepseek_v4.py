@@ -26,7 +26,8 @@ from services.engine.layers.deepseek.indexer import INDEX_GROUP
 from services.engine.layers.deepseek.streams import HyperHead
 from services.engine.layers.embedding import OutputHead, TokenEmbedding
 from services.engine.layers.norm import RmsNorm
-from services.engine.models.base import Collectives, Shard, VisionModel
+from services.engine.layers.vision.deepseek import DeepseekVision
+from services.engine.models.base import Collectives, Shard
 from services.engine.models.deepseek_v4_config import DeepseekV4Config, parse_config
 from services.engine.models.deepseek_v4_draft import load_draft
 from services.engine.models.deepseek_v4_layer import Layer, LayerParts
@@ -93,7 +94,7 @@ def load(
             ropes=config.ropes.to(device),
             window=config.window,
             ratios=tuple(sorted(held - {0})),
-            two_sided_images=config.has_vision,
+            two_sided_images=config.vision is not None,
         ),
     )
 
@@ -108,7 +109,8 @@ def _read(
     if held.start == 0:
         embedding = TokenEmbedding.load(reader, "embed", *sizes)
         entry = _Entry(embedding, config.streams.count, parts.dtype)
-        vision = _vision(reader, config)
+        if config.vision is not None:
+            vision = DeepseekVision.load(reader, config.vision, parts.dtype)
     if held.stop == config.layers:
         eps = config.streams.norm_eps
         exit_ = _Exit(
@@ -131,10 +133,6 @@ def _layer(reader: WeightReader, index: int, config: DeepseekV4Config, parts: La
         ratio=config.ratios[index],
         hashed=index < config.hash_layers,
     )
-
-
-def _vision(reader: WeightReader, config: DeepseekV4Config) -> VisionModel | None:
-    return None
 
 
 def cache_groups(

@@ -12,6 +12,7 @@ from services.engine.layers.deepseek.indexer import IndexerConfig
 from services.engine.layers.deepseek.moe import DeepseekMoeConfig
 from services.engine.layers.deepseek.streams import MhcConfig
 from services.engine.layers.rope import default_rope, yarn_rope
+from services.engine.layers.vision.deepseek import DeepseekVisionConfig
 from services.engine.models.fields import Fields, text_fields
 
 
@@ -47,7 +48,7 @@ class DeepseekV4Config:
     attention: LatentConfig
     moe: DeepseekMoeConfig
     dspark: DsparkConfig | None
-    has_vision: bool
+    vision: DeepseekVisionConfig | None
 
     @property
     def layers(self) -> int:
@@ -81,7 +82,7 @@ def parse_config(config: Mapping[str, Any]) -> DeepseekV4Config:
         attention=_attention(fields, hidden, eps),
         moe=moe,
         dspark=dspark_config(fields, moe, len(ratios)),
-        has_vision=fields.integer("vision_n_layers", 0, least=0) > 0,
+        vision=_vision(fields, hidden),
     )
 
 
@@ -198,4 +199,26 @@ def dspark_config(fields: Fields, moe: DeepseekMoeConfig, layers: int) -> Dspark
         noise_token=noise,
         targets=targets,
         moe=replace(moe, experts=experts, top_k=top_k),
+    )
+
+
+def _vision(fields: Fields, hidden: int) -> DeepseekVisionConfig | None:
+    """Of Vision-Exp, whose `vision_*` fields lie beside the others."""
+    layers = fields.integer("vision_n_layers", 0, least=0)
+    if not layers:
+        return None
+    width, heads = fields.integer("vision_dim"), fields.integer("vision_n_heads")
+    if width % (4 * heads):
+        raise fields.bad("vision_n_heads", f"a divisor of vision_dim / 4 = {width / 4}")
+    return DeepseekVisionConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        intermediate=fields.integer("vision_inter_dim"),
+        patch=fields.integer("vision_patch_size"),
+        downsample=fields.integer("vision_downsample_ratio"),
+        rope_theta=fields.number("vision_rope_theta", 1e4),
+        max_tokens=fields.integer("vision_max_n_token", 384),
+        hidden=hidden,
+        tiled=True,
     )

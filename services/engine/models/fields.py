@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from services.common.checkpoint import CheckpointError
-from services.engine.layers.rope import RotaryFrequencies, default_rope, yarn_rope
+from services.engine.layers.rope import (
+    RotaryFrequencies,
+    default_rope,
+    interleaved_axes,
+    yarn_rope,
+)
 
 _MISSING = object()
 
@@ -110,12 +118,13 @@ def _rope(fields: Fields, head_dim: int, text: Fields) -> RotaryFrequencies:
     if width < 2 or width % 2 or width > head_dim:
         raise fields.bad("partial_rotary_factor", f"an even share of head_dim {head_dim}")
     kind = fields.choice("rope_type", "default", {"default": "default", "yarn": "yarn"})
+    axis_F = _axes(fields, width // 2)
     if kind == "default":
-        return default_rope(theta, width)
+        return replace(default_rope(theta, width), axis_F=axis_F)
     original = fields.integer(
         "original_max_position_embeddings", text.integer("max_position_embeddings")
     )
-    return yarn_rope(
+    rope = yarn_rope(
         theta,
         width,
         factor=fields.number("factor"),
@@ -123,6 +132,19 @@ def _rope(fields: Fields, head_dim: int, text: Fields) -> RotaryFrequencies:
         beta_fast=fields.number("beta_fast", 32.0),
         beta_slow=fields.number("beta_slow", 1.0),
     )
+    return replace(rope, axis_F=axis_F)
+
+
+def _axes(fields: Fields, frequencies: int) -> torch.Tensor | None:  # [F]
+    """Which axis turns which frequency, where `mrope_section` says so."""
+    sections = fields.integers("mrope_section")
+    if not sections:
+        return None
+    if len(sections) != 3 or min(sections) < 0 or sum(sections) != frequencies:
+        raise fields.bad("mrope_section", f"three numbers whose sum is {frequencies}")
+    if not fields.flag("mrope_interleaved", True):
+        raise fields.bad("mrope_interleaved", "true")
+    return interleaved_axes(sections)
 
 
 def text_fields(config: Mapping[str, Any]) -> Fields:

@@ -18,6 +18,7 @@ from services.engine.layers.gated_delta_net import GatedDeltaNet
 from services.engine.layers.linear import Linear
 from services.engine.layers.mlp import DenseMlp
 from services.engine.layers.norm import RmsNorm
+from services.engine.layers.vision.qwen import QwenVision, QwenVisionConfig
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
     VISION_TENSORS,
@@ -25,6 +26,7 @@ from services.engine.models.common import (
     DecoderConfig,
     cache_groups,
     decoder_config,
+    tower_of,
 )
 from services.engine.models.fields import text_fields
 from services.engine.models.stage import Stage, StageParts, load_weights
@@ -150,13 +152,14 @@ def load(
     config = parse_config(checkpoint.config)
     parts = _Parts(compute_dtype, collectives)
     prefix = text_prefix(checkpoint)
+    vision = tower_of(checkpoint, config.decoder)
     weights = load_weights(
         checkpoint,
         device=device,
         shard=shard,
         layers=len(config.decoder.layer_types),
-        ignored=(VISION_TENSORS,),
-        read=lambda reader, held: _read(reader, prefix, config, parts, held),
+        ignored=() if vision else (VISION_TENSORS,),
+        read=lambda reader, held: _read(reader, prefix, config, parts, held, vision),
     )
     return Stage(
         weights=weights,
@@ -168,21 +171,27 @@ def load(
 
 
 def _read(
-    reader: WeightReader, prefix: str, config: Qwen35Config, parts: _Parts, held: range
+    reader: WeightReader,
+    prefix: str,
+    config: Qwen35Config,
+    parts: _Parts,
+    held: range,
+    vision: QwenVisionConfig | None,
 ) -> StageParts[StepContext]:
-    """The layers of `held`, the embedding with the first of them, head and draft with the last."""
+    """The layers of `held`, embedding and tower with the first, head and draft with the last."""
     text = reader.at(prefix)
     d = config.decoder
     sizes = (d.vocab, d.hidden, parts.collectives)
     layers = tuple(
         Layer.load(text.at(f"layers.{i}"), i, config, parts, d.layer_types[i]) for i in held
     )
-    entry = exit_ = mtp = None
+    entry = exit_ = mtp = tower = None
     if held.start == 0:
         entry = TokenEmbedding.load(text, "embed_tokens", *sizes)
+        tower = QwenVision.load(reader, vision, parts.dtype) if vision else None
     if held.stop == len(d.layer_types):
         norm = RmsNorm.load(text, "norm", d.hidden, d.eps)
         exit_ = _Exit(norm, OutputHead.load(reader, "lm_head", *sizes), parts.dtype)
         if reader.has("mtp.fc.weight"):
             mtp = MtpWeights.load(reader.at("mtp"), config, parts)
-    return StageParts(layers, entry, exit_, mtp)
+    return StageParts(layers, entry, exit_, mtp, tower)

@@ -26,6 +26,7 @@ from services.engine.layers.linear import Linear
 from services.engine.layers.mlp import MoeConfig, SparseMoe
 from services.engine.layers.norm import RmsNorm
 from services.engine.layers.ple import PleConfig, PleLayer
+from services.engine.layers.vision.qwen import QwenVision, QwenVisionConfig
 from services.engine.models.base import Collectives, Shard
 from services.engine.models.common import (
     INDEX_PAGE_TOKENS,
@@ -34,6 +35,7 @@ from services.engine.models.common import (
     DecoderConfig,
     cache_groups,
     decoder_config,
+    tower_of,
 )
 from services.engine.models.fields import Fields, text_fields
 from services.engine.models.ngram import TableHash
@@ -281,13 +283,14 @@ def load(
         compute_dtype, collectives, table.name if table else "", table.scale if table else 1.0
     )
     prefix = text_prefix(checkpoint)
+    vision = tower_of(checkpoint, config.decoder, config.block_ratio)
     weights = load_weights(
         checkpoint,
         device=device,
         shard=shard,
         layers=len(config.decoder.layer_types),
-        ignored=(VISION_TENSORS, *_IGNORED),
-        read=lambda reader, held: _read(reader, prefix, config, parts, held),
+        ignored=_IGNORED if vision else (VISION_TENSORS, *_IGNORED),
+        read=lambda reader, held: _read(reader, prefix, config, parts, held, vision),
     )
     holds_table = config.ple_layer is not None and config.ple_layer in weights.held
     return Stage(
@@ -310,23 +313,29 @@ def _table(checkpoint: Checkpoint, config: Qwen4ExpConfig) -> TableLayout | None
 
 
 def _read(
-    reader: WeightReader, prefix: str, config: Qwen4ExpConfig, parts: _Parts, held: range
+    reader: WeightReader,
+    prefix: str,
+    config: Qwen4ExpConfig,
+    parts: _Parts,
+    held: range,
+    vision: QwenVisionConfig | None,
 ) -> StageParts[StepContext]:
-    """The layers of `held`, the embedding with the first of them, head and draft with the last."""
+    """The layers of `held`, embedding and tower with the first, head and draft with the last."""
     text = reader.at(prefix)
     d = config.decoder
     sizes = (d.vocab, d.hidden, parts.collectives)
     layers = tuple(
         Layer.load(text.at(f"layers.{i}"), i, config, parts, d.layer_types[i]) for i in held
     )
-    entry = exit_ = mtp = None
+    entry = exit_ = mtp = tower = None
     if held.start == 0:
         embedding = TokenEmbedding.load(text, "embed_tokens", *sizes)
         entry = _Entry(embedding, config.streams.count)
+        tower = QwenVision.load(reader, vision, parts.dtype) if vision else None
     if held.stop == len(d.layer_types):
         streams = text.at("hyper_connection_mixer")
         mixer = HyperConnection.load(streams, config.streams, injects=False)
         exit_ = _Exit(mixer, OutputHead.load(reader, "lm_head", *sizes), parts.dtype)
         if reader.has("mtp.fc_hidden.weight"):
             mtp = MtpWeights.load(reader.at("mtp"), config, parts)
-    return StageParts(layers, entry, exit_, mtp)
+    return StageParts(layers, entry, exit_, mtp, tower)

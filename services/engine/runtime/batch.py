@@ -70,5 +70,7 @@ class StepBatch:
     ngram_rows: Mapping[str, PendingRows] = field(default_factory=dict)  # by table name
     images: ImageBatch | None = None  # None where no token of the step belongs to one
     # Positions for rotary embeddings, int64 [T, 3] (time, row, column), of models that tell them
-    # apart; None for all others.
+    # apart; None for all others, and where no sequence of the step has an image.
     rope_positions_T3: torch.Tensor | None = None
+    # The same of the token `VisionModel.rope_lag` places in front of each; None as above.
+    rope_lagging_T3: torch.Tensor | None = None

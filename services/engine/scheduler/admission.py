@@ -9,7 +9,7 @@ from itertools import count
 
 from warhorse.v1.common_pb2 import ErrorReason
 
-from services.engine.cache.hashing import HashChain, root_hash
+from services.common.prefix_chain import HashChain, root_hash
 from services.engine.config import CoreConfig
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.messages import Request, RequestRefused

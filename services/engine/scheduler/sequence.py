@@ -6,8 +6,7 @@ import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from services.engine.cache.external import UnitHash
-from services.engine.cache.hashing import HashChain
+from services.common.prefix_chain import HashChain, UnitHash
 from services.engine.cache.manager import SequenceTable
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.messages import Request

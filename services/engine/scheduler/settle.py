@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
-from services.engine.cache.external import UnitHash
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.prefix import Unit
 from services.engine.scheduler.builder import InFlight
 from services.engine.scheduler.messages import ProgressOut, PromptDone, TokensOut

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
 
+from services.common.prefix_chain import UnitHash
 from services.engine.cache.external import (
     ExternalStore,
     JobId,
@@ -15,7 +16,6 @@ from services.engine.cache.external import (
     LookupDone,
     StoreDone,
     StoreJob,
-    UnitHash,
 )
 from services.engine.cache.manager import CacheManager
 from services.engine.cache.spec import PageId, SlotId

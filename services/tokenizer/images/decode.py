@@ -14,8 +14,9 @@ from services.tokenizer.images.sizing import Sizing
 from services.tokenizer.workers import WorkerEndedError, WorkerLimits, WorkerPool
 
 _WORKER = "services.tokenizer.images.decode_worker"
-# A worker holds a picture as RGBA, its white page, and both of them converted, plus itself.
-_BYTES_PER_PIXEL = 20
+# What the costliest kind, a transparent WebP picture, takes with its turned and flattened copies
+# (20 were not enough for 8192 x 8192 pixels), and the worker itself.
+_BYTES_PER_PIXEL = 24
 _WORKER_BYTES = 512 << 20
 
 

@@ -68,7 +68,7 @@ def _opened(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        raise ImageError("the image is no PNG, JPEG, WebP or GIF file") from None
+        raise ImageError("the image is corrupt or no PNG, JPEG, WebP or GIF file") from None
     except Exception as error:  # as above, from the header alone
         raise ImageError("the image is corrupt or cut off") from error
 

@@ -25,6 +25,8 @@ AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, i
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 1 << 16
 _CONNECTIONS = 32
+# uvloop raises RuntimeError for some addresses that it cannot connect to.
+_FAILURES = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _HEADERS = {
     "Accept": "image/png,image/jpeg,image/webp,image/gif",
@@ -80,7 +82,7 @@ class ImageFetcher:
         except TimeoutError:
             seconds = self._limits.seconds
             raise ImageError(f"the image did not arrive within {seconds:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except _FAILURES as error:
             if _is_refusal(error):
                 raise ImageError("the image's host has an address that is not allowed") from None
             raise ImageError("the image could not be fetched") from error

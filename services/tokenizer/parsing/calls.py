@@ -221,7 +221,17 @@ class CallWriter:
 class _Value:
     """An open value. It keeps one newline back, because it may be the markup's."""
 
-    __slots__ = ("_fresh", "_trim", "as_json", "key", "newline", "pieces", "streams", "types", "wraps")
+    __slots__ = (
+        "_fresh",
+        "_trim",
+        "as_json",
+        "key",
+        "newline",
+        "pieces",
+        "streams",
+        "types",
+        "wraps",
+    )
 
     def __init__(
         self, key: str, types: Types, *, streams: bool, trim: bool, as_json: bool, wraps: bool

@@ -40,8 +40,10 @@ class State(ABC):
 class Machine:
     """Runs states over a stream. The same stream gives the same calls however it is cut."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, dropped: frozenset[str] = frozenset()) -> None:
+        """dropped: names of markers that are left out of the text, whatever the state."""
         self.state = state
+        self._dropped = dropped
         self._held = ""
         self._line_start = True
 
@@ -69,8 +71,9 @@ class Machine:
             else:
                 token = markers.token(match)
                 text = text[match.end() :]
-                self._line_start = True
-                self.state.marker(token)
+                if token.name not in self._dropped:
+                    self._line_start = True
+                    self.state.marker(token)
 
     def _free(self, text: str, length: int) -> str:
         """Give the state up to `length` characters of free text; return what is left over."""

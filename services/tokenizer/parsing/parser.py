@@ -47,9 +47,10 @@ class ToolGrammar(ABC):
         self.parser = parser
 
     def markers(self, *candidates: Marker) -> MarkerSet:
-        """Return the set of those markers that are found in text."""
-        by_id = self.parser.setup.by_id
-        return marker_set(tuple(m for m in candidates if m.name not in by_id))
+        """Return the set of those markers that are found in text, with those to drop."""
+        setup = self.parser.setup
+        dropped = [marker(text, text) for text in setup.dropped]
+        return marker_set(tuple(m for m in (*candidates, *dropped) if m.name not in setup.by_id))
 
     def joined(self, token: Token, held: str) -> tuple[Token, str]:
         """Return a special token with what of the held text belongs to it, and the rest."""
@@ -81,7 +82,8 @@ class StreamParser:
         self.reasoning = ReasoningState(self)
         self.content = ContentState(self)
         starts_in_reasoning = setup.reasoning and setup.starts_in_reasoning
-        self.machine = Machine(self.reasoning if starts_in_reasoning else self.content)
+        first = self.reasoning if starts_in_reasoning else self.content
+        self.machine = Machine(first, frozenset(setup.dropped))
         self.reasoning_closed = False
 
     @property
@@ -158,7 +160,7 @@ class ReasoningState(_Outer):
         if token.name == THINK_CLOSE:
             parser.close_reasoning()
             parser.machine.state = parser.content
-        elif token.name == THINK_OPEN or token.name in parser.setup.dropped:
+        elif token.name == THINK_OPEN:
             return
         elif parser.grammar and not parser.grammar.open(token):
             self.text(token.text)
@@ -187,7 +189,7 @@ class ContentState(_Outer):
             if not (parser.reasoning_closed or parser.output.has_content or parser.output.calls):
                 parser.output.before_block()
                 parser.machine.state = parser.reasoning
-        elif token.name == THINK_CLOSE or token.name in parser.setup.dropped:
+        elif token.name == THINK_CLOSE:
             return
         elif parser.grammar and not parser.grammar.open(token):
             self.text(token.text)

@@ -19,6 +19,7 @@ import re
 from services.tokenizer.parsing.lexer import Element, Marker, Token, marker
 from services.tokenizer.parsing.machine import Machine, State
 from services.tokenizer.parsing.parser import THINK_CLOSE, THINK_OPEN, StreamParser, ToolGrammar
+from services.tokenizer.parsing.suspended import Suspended
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -55,8 +56,6 @@ _BARE_EMPTY = marker(BARE_EMPTY, "<function=", _NAME, ">", _SPACE, "</function>"
 
 _FUNCTION_ENDED = re.compile(r"<[ \t]*/[ \t]*function[ \t]*>\s*")
 _MAX_NAME = 256
-# Text kept behind a closer of which it is not yet known whether it is literal.
-_MAX_SUSPENDED = 1024
 
 
 class QwenGrammar(ToolGrammar):
@@ -88,7 +87,7 @@ class QwenGrammar(ToolGrammar):
 
     def _open_bare(self, token: Token) -> bool:
         name = token.parts["name"].strip()
-        if name not in self.parser.setup.tools:
+        if self.parser.setup.strict or name not in self.parser.setup.tools:
             return False
         self._leave_text()
         self._wrapped = False
@@ -271,14 +270,12 @@ class _Value(State):
 
     def __init__(self, grammar: QwenGrammar) -> None:
         self._grammar = grammar
-        self._suspended: list[Token | str] = []
-        self._suspended_chars = 0
+        self._suspended = Suspended()
         call_end = _CALL_END_HELD if CLOSE in grammar.parser.setup.by_id else _CALL_END
         self.markers = grammar.markers(_PARAMETER_END, _NEXT_PARAMETER, call_end, _OPEN, _CLOSE)
 
     def reset(self) -> None:
-        self._suspended = []
-        self._suspended_chars = 0
+        self._suspended = Suspended()
 
     def text(self, text: str) -> int:
         if not self._suspended:
@@ -307,7 +304,7 @@ class _Value(State):
                 self._grammar.begin_value(token.parts["key"])
             case "</tool_call>":
                 self._suspend(token)
-            case "<tool_call>" if self._suspended and self._blank_behind():
+            case "<tool_call>" if self._suspended and self._suspended.blank_behind:
                 self.reset()
                 self._close()
                 self._grammar.structure(token)
@@ -321,20 +318,12 @@ class _Value(State):
             self._grammar.parser.calls.value_text(token.text)
 
     def _suspend(self, item: Token | str) -> None:
-        self._suspended.append(item)
-        self._suspended_chars += len(item if isinstance(item, str) else item.text)
-        if self._suspended_chars > _MAX_SUSPENDED:
+        if not self._suspended.add(item):
             self._release()
-
-    def _blank_behind(self) -> bool:
-        return all(isinstance(item, str) and not item.strip() for item in self._suspended[1:])
 
     def _release(self) -> None:
         """What was suspended is part of the value."""
-        for item in self._suspended:
-            text = item if isinstance(item, str) else item.text
-            self._grammar.parser.calls.value_text(text)
-        self.reset()
+        self._grammar.parser.calls.value_text(self._suspended.take_text())
 
     def _close(self) -> None:
         self._release()
@@ -342,7 +331,10 @@ class _Value(State):
 
     def end(self, held: str, cut: bool) -> None:
         if self._suspended and not cut:
-            self._end_suspended(held)
+            suspended = self._suspended
+            self.reset()
+            self._grammar.leave()
+            suspended.replay(self._grammar.parser, held)
         elif _FUNCTION_ENDED.match(held):
             self._close()
             self._grammar.end_function()
@@ -350,7 +342,7 @@ class _Value(State):
             self._end_open(held, cut)
 
     def _end_open(self, held: str, cut: bool) -> None:
-        if self._suspended and self._blank_behind() and not held.strip():
+        if self._suspended and self._suspended.blank_behind and not held.strip():
             self.reset()
         self.text(held)
         self._release()
@@ -359,19 +351,3 @@ class _Value(State):
             calls.cut()
         else:
             calls.end()
-
-    def _end_suspended(self, held: str) -> None:
-        """The suspended end of the block was real: what is behind it is content."""
-        behind = self._suspended[1:]
-        self.reset()
-        self._grammar.leave()
-        machine = self._grammar.parser.machine
-        for item in behind:
-            if isinstance(item, str):
-                machine.feed(item)
-            elif item.name in self._grammar.parser.setup.by_id:
-                machine.special(item)
-            else:
-                machine.feed(item.text)
-        machine.feed(held)
-        machine.end(cut=False)

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from services.tokenizer.parsing.dsml import DsmlGrammar
+from services.tokenizer.parsing.glm import GlmGrammar
 from services.tokenizer.parsing.parser import ToolGrammar
 from services.tokenizer.parsing.qwen import QwenGrammar
 
 NONE = "none"
 
-_REASONING = {"qwen3": "qwen3"}
-_TOOLS: dict[str, type[ToolGrammar]] = {"qwen3_xml": QwenGrammar}
-_TOOL_ALIASES = {"qwen3_coder": "qwen3_xml"}
+# All reasoning parsers read the same two tokens; the names are those that users know.
+_REASONING: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen3": "qwen3",
+        "deepseek_v4": "deepseek_v4",
+        "deepseek-v4": "deepseek_v4",
+        "deepseek_v41": "deepseek_v41",
+        "deepseek-v41": "deepseek_v41",
+        "glm45": "glm45",
+        "glm47": "glm45",
+    }
+)
+_TOOLS: Mapping[str, type[ToolGrammar]] = MappingProxyType(
+    {
+        "qwen3_xml": QwenGrammar,
+        "deepseek_v4": DsmlGrammar,
+        "deepseek_v41": DsmlGrammar,
+        "glm47": GlmGrammar,
+    }
+)
+_TOOL_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen3_coder": "qwen3_xml",
+        "deepseekv4": "deepseek_v4",
+        "deepseekv41": "deepseek_v41",
+        "glm45": "glm47",
+    }
+)
 
 
 class UnknownParserError(ValueError):
@@ -52,8 +81,8 @@ def grammar(name: str) -> type[ToolGrammar] | None:
     return _TOOLS.get(name)
 
 
-def _unknown(kind: str, name: str, known: object) -> str:
-    names = ", ".join([*sorted(known), NONE]) if isinstance(known, (dict, list)) else NONE
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    names = ", ".join([*sorted(known), NONE])
     return f"unknown {kind} {name[:64]!r}; known: {names}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.tokenizer.parsing.lexer import Token
+from services.tokenizer.parsing.parser import StreamParser
 
 # Text kept behind a closer of which it is not yet known whether it is literal.
 MAX_SUSPENDED = 1024
@@ -38,3 +39,17 @@ class Suspended:
     def take_text(self) -> str:
         """Return all that is kept as text, because it was literal."""
         return "".join(item if isinstance(item, str) else item.text for item in self.take())
+
+    def replay(self, parser: StreamParser, held: str) -> None:
+        """Parse what is behind the closer, which was real, up to the end of the generation."""
+        behind = self.take()[1:]
+        machine = parser.machine
+        for item in behind:
+            if isinstance(item, str):
+                machine.feed(item)
+            elif item.name in parser.setup.by_id:
+                machine.special(item)
+            else:
+                machine.feed(item.text)
+        machine.feed(held)
+        machine.end(cut=False)

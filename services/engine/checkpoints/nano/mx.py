@@ -9,6 +9,7 @@ E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4_GROUP = 32
+ROW_GROUP = 32
 _BIAS = 127
 
 
@@ -33,6 +34,13 @@ def quantize_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
     distance = (scaled.abs()[..., None] - torch.tensor(E2M1_VALUES)).abs()
     codes = distance.argmin(-1).to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
     return (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8), scale
+
+
+def quantize_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 codes [N, K] and ue8m0 scales [N, K / 32] of fp32 [N, K], K a multiple of 32."""
+    groups = values.unflatten(1, (-1, ROW_GROUP))
+    power, scale = _power_of_two(groups.abs().amax(2) / E4M3_MAX)
+    return (groups / power[..., None]).flatten(1).to(torch.float8_e4m3fn), scale
 
 
 def _power_of_two(least: Tensor) -> tuple[Tensor, Tensor]:

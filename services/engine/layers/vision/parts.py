@@ -53,8 +53,8 @@ class LayerNorm:
     @classmethod
     def load(cls, reader: WeightReader, name: str, size: int, eps: float) -> LayerNorm:
         """Read `<name>.weight` and `<name>.bias`, [size] each."""
-        tensors = (reader.tensor(f"{name}.{part}", (size,)) for part in ("weight", "bias"))
-        return cls(*tensors, eps)
+        weight, bias = (reader.tensor(f"{name}.{part}", (size,)) for part in ("weight", "bias"))
+        return cls(weight, bias, eps)
 
     def __call__(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         x = x.float()

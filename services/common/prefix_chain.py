@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NewType, Protocol
 
-from services.engine.cache.external import UnitHash
-from services.engine.images import ImageSpan
+UnitHash = NewType("UnitHash", bytes)  # 32 bytes
+SHORT_BYTES = 8  # of a hash, where a chance match costs only speed
+
+
+class Span(Protocol):
+    """Tokens of a prompt that stand for an image."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def digest(self) -> bytes: ...
 
 
 def root_hash(fingerprint: str, salt: str) -> UnitHash:
@@ -26,7 +40,7 @@ class HashChain:
     digest of every image that overlaps it, because all images share their placeholder ids.
     """
 
-    def __init__(self, root: UnitHash, unit_tokens: int, images: Sequence[ImageSpan] = ()) -> None:
+    def __init__(self, root: UnitHash, unit_tokens: int, images: Sequence[Span] = ()) -> None:
         self.unit_tokens = unit_tokens
         self._images = images
         self._root = root
@@ -65,3 +79,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
     if packed.itemsize != 4:
         raise RuntimeError(f"array code I holds {packed.itemsize} bytes here, not 4")
     return packed.tobytes()
+
+
+def short_hashes(packed: bytes) -> Iterator[bytes]:
+    """The short hashes that a load record holds behind each other."""
+    return (packed[i : i + SHORT_BYTES] for i in range(0, len(packed), SHORT_BYTES))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.cache.hashing import HashChain, root_hash
+from services.common.prefix_chain import HashChain, root_hash
 from services.engine.scheduler.messages import ImageSpan
 
 TOKENS = list(range(100, 150))
