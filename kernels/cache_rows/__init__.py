@@ -17,31 +17,52 @@ class RowFormat:
     """How a row of D values is stored: its codes, then one scale byte per `group` values.
 
     Codes are e4m3 (one byte) or e2m1 (two a byte, the even index in the low half). Scales are
-    ue8m0 (2^(byte - 127)) or e4m3.
+    ue8m0 (2^(byte - 127)) or e4m3. The last `plain` values of a row have no codes: they lie
+    between codes and scales in `plain_type`. `pad` bytes of zero end a row.
     """
 
     codes: Literal["e4m3", "e2m1"]
     group: int
     scale: Literal["ue8m0", "e4m3"]
+    plain: int = 0
+    plain_type: torch.dtype = torch.bfloat16
+    pad: int = 0
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the values without codes."""
+        return self.plain * self.plain_type.itemsize
 
     def row_bytes(self, width: int) -> int:
         """Bytes of a row of `width` values."""
-        if width % self.group or width % 2:
-            raise ValueError(f"a row of {width} values has no whole groups of {self.group}")
-        return width // (2 if self.codes == "e2m1" else 1) + width // self.group
+        coded = width - self.plain
+        if coded < 0 or coded % self.group or coded % 2:
+            raise ValueError(f"{coded} values with codes are no whole groups of {self.group}")
+        codes = coded // (2 if self.codes == "e2m1" else 1)
+        return codes + self.plain_bytes + coded // self.group + self.pad
 
     def row_values(self, nbytes: int) -> int:
         """Values of a row of `nbytes`; ValueError where no row has that size."""
         per_group = self.group // (2 if self.codes == "e2m1" else 1) + 1
-        if nbytes % per_group:
+        coded = nbytes - self.plain_bytes - self.pad
+        if coded < 0 or coded % per_group:
             raise ValueError(f"a row of {nbytes} bytes has no whole groups of {per_group} bytes")
-        return nbytes // per_group * self.group
+        return coded // per_group * self.group + self.plain
 
 
 # Source: cache quantisation of DeepSeek-V4.1 (window rows, compressed entries, index keys).
 WINDOW_ROWS = RowFormat("e4m3", 32, "ue8m0")
 COMPRESSED_ROWS = RowFormat("e2m1", 16, "e4m3")
 INDEX_ROWS = RowFormat("e2m1", 32, "ue8m0")
+
+
+def latent_rows(width: int, rope: int) -> RowFormat:
+    """Window rows and entries of DeepSeek-V4 ("fp8_ds_mla"): 584 bytes for 512 values.
+
+    All but the `rope` rotated values at the end are e4m3 in groups of 64; those stay bf16. The
+    scale bytes are filled up to a multiple of 8.
+    """
+    return RowFormat("e4m3", 64, "ue8m0", plain=rope, pad=-((width - rope) // 64) % 8)
 
 
 def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
@@ -52,7 +73,7 @@ def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
     e2m1 codes, ue8m0 scale: s = 2^ceil(log2(max(a, 6 * 2^-126) / 6));
     e2m1 codes, e4m3 scale: s = e4m3(clamp(a / 6, 2^-9, 448)).
     """
-    assert values.shape[-1] % form.group == 0
+    assert (values.shape[-1] - form.plain) % form.group == 0
     return reference.encode_rows(values, form)
 
 

@@ -19,7 +19,8 @@ _MANTISSA_BITS = 23
 
 
 def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
-    groups = values.float().unflatten(-1, (-1, form.group))
+    plain = values[..., values.shape[-1] - form.plain :]
+    groups = values[..., : values.shape[-1] - form.plain].float().unflatten(-1, (-1, form.group))
     scale_bytes = _scale_bytes(groups.abs().amax(-1), form)
     scaled = groups / _scales(scale_bytes, form)[..., None]
     if form.codes == "e4m3":
@@ -29,19 +30,27 @@ def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
     codes = codes.flatten(-2)
     if form.codes == "e2m1":
         codes = codes[..., ::2] | codes[..., 1::2] << 4
-    return torch.cat([codes, scale_bytes], dim=-1)
+    parts = [codes, scale_bytes]
+    if form.plain:
+        parts.insert(1, plain.to(form.plain_type).contiguous().view(torch.uint8))
+    if form.pad:
+        parts.append(scale_bytes.new_zeros(*scale_bytes.shape[:-1], form.pad))
+    return torch.cat(parts, dim=-1)
 
 
 def decode_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
-    values = form.row_values(rows.shape[-1])
-    groups = values // form.group
-    codes, scale_bytes = rows.split([rows.shape[-1] - groups, groups], dim=-1)
+    groups = (form.row_values(rows.shape[-1]) - form.plain) // form.group
+    sizes = [form.plain_bytes, groups, form.pad]
+    codes, plain, scale_bytes, _ = rows.split([rows.shape[-1] - sum(sizes), *sizes], dim=-1)
     if form.codes == "e4m3":
         decoded = decode_e4m3(codes.contiguous())
     else:
         decoded = decode_e2m1(nibbles(codes, "pairs"))
     grouped: torch.Tensor = decoded.unflatten(-1, (groups, form.group))
-    return (grouped * _scales(scale_bytes, form)[..., None]).flatten(-2)
+    values = (grouped * _scales(scale_bytes, form)[..., None]).flatten(-2)
+    if not form.plain:
+        return values
+    return torch.cat([values, plain.contiguous().view(form.plain_type).float()], dim=-1)
 
 
 def _scale_bytes(amax: torch.Tensor, form: RowFormat) -> torch.Tensor:

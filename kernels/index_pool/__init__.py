@@ -16,9 +16,9 @@ from kernels.index_pool import reference
 class KeyPool:
     """Pooled keys in pages, in one of two forms.
 
-    `values` [P, N, D] of a float type and no `scale`; or e4m3 codes uint8 [P, N, D] of the keys
-    after `hadamard`, with one multiplier per key, `scale` fp32 [P, N, 1], a power of two. D is
-    then a power of two.
+    `values` [P, N, D] of a float type and no `scale`; or e4m3 codes uint8 [P, N, D] of the
+    keys after `kernels.hadamard`, with one multiplier per key, `scale` fp32 [P, N, 1], a power of
+    two. D is then a power of two as well.
     """
 
     values: torch.Tensor
@@ -27,17 +27,6 @@ class KeyPool:
     def __post_init__(self) -> None:
         if (self.values.dtype == torch.uint8) != (self.scale is not None):
             raise ValueError(f"pooled keys of {self.values.dtype}: codes and a scale go together")
-
-
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float
-) -> torch.Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, in fp32.
-
-    x [..., D] of any float type, weight and bias [D]; returns [..., D] in the type of x.
-    """
-    assert x.shape[-1] == weight.shape[0] == bias.shape[0]
-    return reference.layer_norm(x, weight, bias, eps)
 
 
 def pool_keys(
@@ -103,9 +92,3 @@ def select_pools(
         ratio,
         budget,
     )
-
-
-def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """x H / sqrt(D) over the last dimension, fp32 [..., D]; H is Sylvester's matrix, D = 2^n."""
-    assert x.shape[-1].bit_count() == 1
-    return reference.hadamard(x)

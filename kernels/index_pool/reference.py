@@ -2,20 +2,12 @@ from __future__ import annotations
 
 import torch
 
+from kernels.hadamard.reference import hadamard
 from kernels.qsa_index.reference import best_blocks, block_entries, write_closed_blocks
 from kernels.quant_linear.reference import decode_e4m3
 
 E4M3_MAX = 448.0
 SMALLEST_AMAX = 1e-4
-
-
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    centred = x.float()
-    centred = centred - centred.mean(-1, keepdim=True)
-    inverse = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (centred * inverse).mul_(weight.float()).add_(bias.float()).to(x.dtype)
 
 
 def pool_keys(
@@ -45,7 +37,7 @@ def write_pools(
     if scale_PN1 is None:
         write_closed_blocks(keys_TD, values_PND, *at)
         return
-    codes_TD, scale_T1 = encode(hadamard(keys_TD).to(keys_TD.dtype))
+    codes_TD, scale_T1 = encode(hadamard(keys_TD))
     write_closed_blocks(codes_TD, values_PND, *at)
     write_closed_blocks(scale_T1, scale_PN1, *at)
 
@@ -61,7 +53,7 @@ def select_pools(
     ratio: int,
     budget: int,
 ) -> torch.Tensor:
-    q_THD = q_THD.float() if scale_PN1 is None else hadamard(q_THD)
+    q_THD = q_THD.float() if scale_PN1 is None else hadamard(q_THD.float())
 
     def scores(t: int, b: int, pools: int) -> torch.Tensor:
         keys_ND = block_entries(values_PND, page_table_BP[b], pools)
@@ -79,17 +71,6 @@ def pool_scores(q_HD: torch.Tensor, weights_H: torch.Tensor, keys_ND: torch.Tens
     """fp32 [N]. Adding 0 makes -0 (a negative weight times 0) the same bits as 0."""
     scores_HN = torch.mm(q_HD, keys_ND.t()).mul_(q_HD.shape[1] ** -0.5).clamp_min_(0.0)
     return scores_HN.mul_(weights_H[:, None]).sum(0).add_(0.0)
-
-
-def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """Butterflies over distances 1, 2, 4, ... in fp32."""
-    width = x.shape[-1]
-    y = x.float()
-    for distance in (1 << i for i in range(width.bit_length() - 1)):
-        pairs = y.view(*y.shape[:-1], -1, 2, distance)
-        low, high = pairs[..., 0, :], pairs[..., 1, :]
-        y = torch.stack((low + high, low - high), dim=-2).flatten(-3)
-    return y * width**-0.5
 
 
 def encode(x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

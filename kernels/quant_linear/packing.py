@@ -20,6 +20,7 @@ from kernels.quant_linear.matrix import (
 MAX_E8M0 = 128
 WORD_BYTES = 4
 CHUNK_BYTES = 1 << 26  # whole units
+LOW_NIBBLES = 0x0F0F0F0F
 # The nibble of a word that holds each of eight columns, in AutoAWQ.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -56,10 +57,22 @@ def from_auto_awq(
     zero points are 8 throughout. Nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of
     eight. Source: awq.utils.packing_utils.
     """
-    codes_NK = _awq_columns(qweight).t()
-    codes = codes_NK[:, ::2] | (codes_NK[:, 1::2] << 4)
     zero = None if qzeros is None else _awq_columns(qzeros).t().contiguous()
-    return Int4Matrix(codes.contiguous(), scales.t().contiguous(), zero, group)
+    return Int4Matrix(_awq_transposed(qweight), scales.t().contiguous(), zero, group)
+
+
+def _awq_transposed(words: torch.Tensor) -> torch.Tensor:
+    """Codes uint8 [N, K / 2] in pairs along K, of int32 [K, N / 8]: whole words at a time."""
+    inputs, eighths = words.shape
+    pairs = words.t().contiguous().view(eighths, inputs // 2, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    low = (even & LOW_NIBBLES) | ((odd & LOW_NIBBLES) << 4)
+    high = ((even >> 4) & LOW_NIBBLES) | (odd & ~LOW_NIBBLES)
+    codes = torch.empty(eighths, 8, inputs // 2, dtype=torch.uint8, device=words.device)
+    for column, nibble in enumerate(AWQ_NIBBLES):
+        bytes_of_words = (high if nibble % 2 else low).view(torch.uint8)
+        codes[:, column] = bytes_of_words.view(eighths, -1, WORD_BYTES)[..., nibble // 2]
+    return codes.view(8 * eighths, -1)
 
 
 def _awq_columns(words: torch.Tensor) -> torch.Tensor:

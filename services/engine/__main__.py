@@ -14,7 +14,9 @@ from services.common.grpc_server import GrpcServer
 from services.common.lifecycle import EXIT_CANNOT_START, run
 from services.engine.flags import EngineFlags
 from services.engine.front import Front, FrontConfig
+from services.engine.grammar.service import GrammarCompiler
 from services.engine.link import CoreLink
+from services.engine.model_card import ModelCard
 from services.engine.server import SERVICE_NAME, EngineServicer
 
 OPEN_ENDED = tuple(f"/{SERVICE_NAME}/{name}" for name in ("Load", "Drain", "GenerateMany"))
@@ -38,7 +40,12 @@ async def serve(flags: EngineFlags, link: CoreLink) -> None:
         grace_seconds=flags.grace_seconds,
         open_ended=OPEN_ENDED,
     )
-    front = Front(front_config(flags), link, lambda on: server.set_serving(SERVICE_NAME, on))
+    front = Front(
+        front_config(flags),
+        link,
+        lambda on: server.set_serving(SERVICE_NAME, on),
+        _grammars(flags),
+    )
     servicer = EngineServicer(front, flags.instance, new_generation())
     add_EngineServiceServicer_to_server(servicer, server.server)
     await server.start()
@@ -57,6 +64,13 @@ def _failure(exit_code: int) -> Exception:
     if exit_code == EXIT_CANNOT_START:
         return StartupError("the engine core refused to start; its own log line names the cause")
     return RuntimeError("the engine core keeps failing before it is ready")
+
+
+def _grammars(flags: EngineFlags) -> GrammarCompiler | None:
+    """A script is replayed whatever a grammar says."""
+    if flags.engine != "model":
+        return None
+    return GrammarCompiler(flags.model, ModelCard.read(flags.model).vocab_size)
 
 
 def front_config(flags: EngineFlags) -> FrontConfig:

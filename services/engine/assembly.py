@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,9 +25,13 @@ from services.engine.config import CoreConfig, DeviceName
 from services.engine.core import EngineCore
 from services.engine.core_events import to_cache_groups
 from services.engine.flags import EngineFlags
+from services.engine.grammar.compiled import make_matcher
+from services.engine.image_opening import ImageOpener
 from services.engine.model_card import tokenizer_sha256
 from services.engine.models.base import StageModel
 from services.engine.models.registry import family_of, load_model
+from services.engine.runtime.executor import LocalExecutor
+from services.engine.sampling.grammar import MakeMatcher
 from services.engine.scheduler.messages import Request, RequestSampling, RequestStopping
 from services.engine.table_opening import Tables, open_tables
 
@@ -49,6 +54,7 @@ class Assembly:
     weight_bytes: int
     tables: Tables
     store: StoreClient | None
+    images: ImageOpener
 
     @classmethod
     def build(cls, flags: EngineFlags) -> Assembly:
@@ -63,7 +69,12 @@ class Assembly:
         with Checkpoint.open(flags.model) as checkpoint:
             family, weights = family_of(checkpoint.config), checkpoint.fingerprint()
         started = time.monotonic()
-        model = load_model(flags.model, device=device, compute_dtype=dtype)
+        model = load_model(
+            flags.model,
+            device=device,
+            compute_dtype=dtype,
+            quantised_cache=flags.kv_cache_dtype != "auto",
+        )
         logger.info("weights loaded", extra={"seconds": round(time.monotonic() - started, 3)})
         tokenizer = tokenizer_sha256(flags.model)
         config = _core_config(
@@ -72,7 +83,8 @@ class Assembly:
         tables = open_tables(flags, model.ngrams, device)
         store = _store(flags, config)
         try:
-            core = EngineCore(model, config, tables.source, store)
+            executor = partial(LocalExecutor, make_matcher=_matchers(flags, model))
+            core = EngineCore(model, config, tables.source, store, make_executor=executor)
         except ValueError as error:
             tables.close()
             raise StartupError(str(error)) from error
@@ -82,8 +94,10 @@ class Assembly:
             tokenizer_sha256=tokenizer,
             vocab_size=model.vocab_size,
             max_model_len=config.max_model_len,
+            takes_images=model.vision is not None,
         )
-        return cls(core, info, config, model.weight_bytes, tables, store)
+        images = ImageOpener(_absolute(flags.run_dir))
+        return cls(core, info, config, model.weight_bytes, tables, store, images)
 
     def first_step(self) -> None:
         """Compute one token of one request, so that nothing is done for the first time later."""
@@ -118,6 +132,12 @@ class Assembly:
         if self.store is not None:
             self.store.close()
         self.tables.close()
+
+
+def _matchers(flags: EngineFlags, model: StageModel) -> MakeMatcher:
+    """Follows outputs through compiled grammars, in the tokens of the checkpoint."""
+    folder, vocab_size = flags.model, model.vocab_size
+    return lambda compiled, stops: make_matcher(compiled, folder, vocab_size, stops)
 
 
 def _device(flags: EngineFlags) -> torch.device:

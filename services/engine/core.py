@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from warhorse.v1.common_pb2 import ErrorReason
@@ -16,6 +16,7 @@ from services.engine.cache.mover import PageMover
 from services.engine.cache.sizing import check_groups, pool_sizes
 from services.engine.cache.spec import CachePools, allocate_pools
 from services.engine.config import CoreConfig
+from services.engine.images import ImageSource, ImageStore, Pixels
 from services.engine.models.base import StageModel
 from services.engine.runtime.executor import LocalExecutor
 from services.engine.runtime.tables_api import TableSource
@@ -29,7 +30,9 @@ from services.engine.scheduler.settle import Settler
 from services.engine.scheduler.state import SchedulerState
 from services.engine.scheduler.transfers import Transfers
 
-ExecutorFactory = Callable[[StageModel, CachePools, TableSource | None, torch.device], Executor]
+ExecutorFactory = Callable[
+    [StageModel, CachePools, TableSource | None, torch.device, ImageSource], Executor
+]
 
 
 class EngineCore:
@@ -65,10 +68,11 @@ class EngineCore:
         self._config = config
         self._clock = clock
         self._state = SchedulerState(config, cache)
-        self._admission = Admission(self._state, model.vocab_size)
+        self._images = ImageStore()
+        self._admission = Admission(self._state, model.vocab_size, model.vision)
         context = max((n.context_tokens for n in model.ngrams), default=0)
         self._planner = Planner(self._state, context, drafts)
-        self._executor = make_executor(model, pools, tables, device)
+        self._executor = make_executor(model, pools, tables, device, self._images)
         self._transfers = Transfers(self._state, store)
         self._settler = Settler(self._state, self._transfers.keep)
         self._stalled = False
@@ -76,10 +80,14 @@ class EngineCore:
         if store is not None:
             store.bind(self.mover)
 
-    def submit(self, request: Request) -> None:
-        """Take a request. Raises RequestRefused; then nothing of it is kept."""
+    def submit(self, request: Request, pixels: Mapping[bytes, Pixels] | None = None) -> None:
+        """Take a request. Raises RequestRefused; then nothing of it is kept.
+
+        `pixels` are those of its images by digest, which the caller has verified.
+        """
         now = self._clock()
         state = self._admission.submit(request, now)
+        self._images.hold(request.request_id, pixels or {})
         self._transfers.look_up(state.leader, now)
         self._stalled = False
 
@@ -106,6 +114,7 @@ class EngineCore:
         self._unchecked = True
         if self._config.debug_checks:
             self.check_invariants()
+        self._images.retain(self._state.requests)
         events, self._state.events = self._state.events, []
         self._stalled = not plan.sequences and not events
         return events

@@ -9,8 +9,11 @@ import numpy as np
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.stage_pb2 import CoreRefusal, CoreSubmit
+from warhorse.v1.tokenizer_pb2 import ImageInput
 
 from services.common.prefix_chain import SHORT_BYTES, UnitHash
+from services.engine.images import ImageSpan
+from services.engine.sampling.params import GrammarUse
 from services.engine.scheduler.messages import (
     CoreLoad,
     EngineEvent,
@@ -28,6 +31,7 @@ from services.engine.scheduler.plan import Logprob
 RETRY_REASONS = (
     ErrorReason.ERROR_REASON_QUEUE_FULL,
     ErrorReason.ERROR_REASON_POOL_EXHAUSTED,
+    ErrorReason.ERROR_REASON_STALE_GENERATION,  # of a picture: rendering publishes it again
 )
 RETRY_SECONDS = 1.0
 
@@ -41,14 +45,20 @@ def to_request(submit: CoreSubmit) -> Request:
         request_id=submit.request_id,
         prompt_token_ids=tuple(prompt.tolist()),
         stopping=_stopping(request.stopping),
-        sampling=_sampling(request.sampling),
+        sampling=_sampling(request.sampling, _grammar(request)),
         logprobs=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
         n=request.n,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        images=tuple(_span(image) for image in request.images),
         queue_timeout=_seconds_until(submit.deadline_ns),
     )
+
+
+def _span(image: ImageInput) -> ImageSpan:
+    height, width, _ = image.pixels.shape
+    return ImageSpan(image.offset, image.length, image.digest, height, width)
 
 
 def _seconds_until(deadline_ns: int) -> float | None:
@@ -66,7 +76,15 @@ def _stopping(stopping: pb.StoppingParams) -> RequestStopping:
     )
 
 
-def _sampling(sampling: pb.SamplingParams) -> RequestSampling:
+def _grammar(request: pb.GenerateRequest) -> GrammarUse | None:
+    if not request.HasField("grammar"):
+        return None
+    grammar = request.grammar
+    after = grammar.after_token_id if grammar.HasField("after_token_id") else None
+    return GrammarUse(grammar.compiled, after)
+
+
+def _sampling(sampling: pb.SamplingParams, grammar: GrammarUse | None) -> RequestSampling:
     return RequestSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -78,11 +96,12 @@ def _sampling(sampling: pb.SamplingParams) -> RequestSampling:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias={b.token_id: b.bias for b in sampling.logit_bias},
         allowed_token_ids=tuple(sampling.allowed_token_ids),
+        grammar=grammar,
     )
 
 
 def to_refusal(refused: RequestRefused) -> CoreRefusal:
-    """Why the core did not take a request; a full queue says when to come again."""
+    """Why the core did not take a request, and when to come again where that helps."""
     refusal = CoreRefusal(reason=refused.reason, message=refused.message, field=refused.field)
     if refused.reason in RETRY_REASONS:
         refusal.retry_after_seconds = RETRY_SECONDS

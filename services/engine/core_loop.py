@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.stage_pb2 import (
@@ -15,11 +15,15 @@ from warhorse.v1.stage_pb2 import (
     CoreSubmit,
     RequestUpdate,
 )
+from warhorse.v1.tokenizer_pb2 import ImageInput
 
 from services.common.ring import Ring
 from services.engine.core import EngineCore
 from services.engine.core_events import to_load_record, to_refusal, to_request, to_response
+from services.engine.images import Pixels
 from services.engine.scheduler.messages import EngineEvent, FinishedOut, RequestRefused
+
+OpenImages = Callable[[Sequence[ImageInput]], Mapping[bytes, Pixels]]
 
 HEARTBEAT_SECONDS = 0.5
 BLOCKED_SECONDS = 0.001  # pause between polls of the store while nothing else is to do
@@ -29,7 +33,8 @@ STORING_SECONDS = 0.005
 class CoreLoop:
     """Owns the engine core; one thread calls everything.
 
-    `describe` fills the description of the moment, apart from its ticket.
+    `describe` fills the description of the moment, apart from its ticket; `open_images` gives the
+    pixels of a request's images or raises RequestRefused.
     """
 
     def __init__(
@@ -38,11 +43,13 @@ class CoreLoop:
         commands: Ring,
         events: Ring,
         describe: Callable[[], pb.DescribeEngineResponse],
+        open_images: OpenImages,
     ) -> None:
         self._core = core
         self._commands = commands
         self._events = events
         self._describe = describe
+        self._open_images = open_images
         self._handles: dict[str, int] = {}  # request id -> the front's number
         self._open: dict[str, int] = {}  # request id -> choices that have not finished
         self._request_ids: dict[int, str] = {}
@@ -97,7 +104,8 @@ class CoreLoop:
 
     def _submit(self, submit: CoreSubmit) -> RequestUpdate:
         try:
-            self._core.submit(to_request(submit))
+            pixels = self._open_images(submit.request.images)
+            self._core.submit(to_request(submit), pixels)
         except RequestRefused as refused:
             return RequestUpdate(handle=submit.handle, refusal=to_refusal(refused))
         self._handles[submit.request_id] = submit.handle

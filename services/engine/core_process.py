@@ -68,7 +68,7 @@ def _serve(assembly: Assembly, commands: Ring, events: Ring) -> None:
     description = CoreDescription(engine=assembly.describe())
     ready = CoreReady(model=assembly.info, description=description)
     events.send(CoreEvent(ready=ready).SerializeToString())
-    CoreLoop(assembly.core, commands, events, assembly.describe).run()
+    CoreLoop(assembly.core, commands, events, assembly.describe, assembly.images.open).run()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from warhorse.v1.engine_pb2 import DescribeEngineResponse, GenerateRequest, Load
 from warhorse.v1.stage_pb2 import CoreReady, CoreRefusal, CoreStep, CoreSubmit, RequestUpdate
 
 from services.common.errors import ServiceError
+from services.engine.grammar.service import GrammarCompiler
 from services.engine.link import CoreLink
 from services.engine.load_board import LoadBoard
 from services.engine.outbox import TokenOutbox
@@ -47,13 +48,19 @@ class Front:
     """
 
     def __init__(
-        self, config: FrontConfig, link: CoreLink, set_serving: Callable[[bool], None]
+        self,
+        config: FrontConfig,
+        link: CoreLink,
+        set_serving: Callable[[bool], None],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars`: None for a core that follows none."""
         self.load = LoadBoard()
         self.refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._config = config
         self._link = link
         self._set_serving = set_serving
+        self._grammars = grammars
         self._serving = False
         self._draining = False
         self._limits: RequestLimits | None = None  # of a core that is ready
@@ -73,9 +80,16 @@ class Front:
         """End the core."""
         if self._ticker is not None:
             self._ticker.cancel()
+        if self._grammars is not None:
+            await self._grammars.close()
         await self._link.stop()
 
     # Requests
+
+    async def complete(self, request: GenerateRequest) -> None:
+        """Compile the request's grammar, if it has one. Raises ServiceError INVALID_FIELD."""
+        if request.HasField("grammar") and self._grammars is not None:
+            await self._grammars.complete(request.grammar)
 
     def open(
         self, request: GenerateRequest, seconds_left: float | None, *, windowed: bool = False
@@ -165,6 +179,7 @@ class Front:
             vocab_size=ready.model.vocab_size,
             max_model_len=ready.model.max_model_len,
             max_logprobs=self._config.max_logprobs,
+            takes_images=ready.model.takes_images,
         )
         self._last_step = time.monotonic()
         logger.info("engine ready: %s", ready.model.family)

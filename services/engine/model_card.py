@@ -22,6 +22,7 @@ class ModelCard:
     max_positions: int
     config_sha256: str
     tokenizer_sha256: str
+    takes_images: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> ModelCard:
@@ -39,6 +40,7 @@ class ModelCard:
             max_positions=_positive(text, "max_position_embeddings", path),
             config_sha256=hashlib.sha256(data).hexdigest(),
             tokenizer_sha256=tokenizer_sha256(folder),
+            takes_images=bool(config.get("vision_config") or config.get("vision_n_layers")),
         )
 
     def info(self, max_model_len: int | None) -> ModelInfo:
@@ -50,6 +52,7 @@ class ModelCard:
             tokenizer_sha256=self.tokenizer_sha256,
             vocab_size=self.vocab_size,
             max_model_len=min(max_model_len or self.max_positions, self.max_positions),
+            takes_images=self.takes_images,
         )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from warhorse.v1 import stage_pb2 as pb
 
 from services.engine.cache.spec import PageId, SlotId
-from services.engine.sampling.params import SamplingParams
+from services.engine.images import ImageSpan
+from services.engine.sampling.params import GrammarUse, SamplingParams
 from services.engine.scheduler.plan import (
     Logprob,
     SequenceBegin,
@@ -130,6 +131,16 @@ def _encode_begin(begin: SequenceBegin) -> pb.SequenceBegin:
         prompt_token_ids=_pack_tokens(begin.prompt_token_ids),
         output_token_ids=_pack_tokens(begin.output_token_ids),
         output_tokens=begin.output_tokens,
+        images=[
+            pb.ImagePlace(
+                offset=image.offset,
+                length=image.length,
+                digest=image.digest,
+                height=image.height,
+                width=image.width,
+            )
+            for image in begin.images
+        ],
     )
 
 
@@ -139,6 +150,10 @@ def _decode_begin(message: pb.SequenceBegin) -> SequenceBegin:
         prompt_token_ids=_unpack_tokens(message.prompt_token_ids),
         output_token_ids=_unpack_tokens(message.output_token_ids),
         output_tokens=message.output_tokens,
+        images=tuple(
+            ImageSpan(image.offset, image.length, image.digest, image.height, image.width)
+            for image in message.images
+        ),
     )
 
 
@@ -157,7 +172,22 @@ def _encode_sampling(sampling: SamplingParams) -> pb.SequenceSampling:
         stop_token_ids=sampling.stop_token_ids,
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs,
+        grammar=_encode_grammar(sampling.grammar),
     )
+
+
+def _encode_grammar(grammar: GrammarUse | None) -> pb.SequenceGrammar | None:
+    if grammar is None:
+        return None
+    return pb.SequenceGrammar(compiled=grammar.compiled, after_token_id=grammar.after_token_id)
+
+
+def _decode_grammar(message: pb.SequenceSampling) -> GrammarUse | None:
+    if not message.HasField("grammar"):
+        return None
+    grammar = message.grammar
+    after = grammar.after_token_id if grammar.HasField("after_token_id") else None
+    return GrammarUse(grammar.compiled, after)
 
 
 def _decode_sampling(message: pb.SequenceSampling) -> SamplingParams:
@@ -175,6 +205,7 @@ def _decode_sampling(message: pb.SequenceSampling) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         min_tokens=message.min_tokens,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_decode_grammar(message),
     )
 
 

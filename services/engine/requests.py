@@ -17,6 +17,7 @@ from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.engine_pb2 import GenerateRequest
 
 from services.common.errors import ServiceError
+from services.engine.image_fields import check_images, invalid
 
 MAX_REQUEST_ID = 256
 MAX_CHOICES = 128
@@ -33,6 +34,7 @@ class RequestLimits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int = 20
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,6 @@ SAMPLING_RANGES = (
 )
 
 
-def invalid(field: str, problem: str) -> ServiceError:
-    """The error of a field that is missing or out of range; `problem` names value and range."""
-    reason = ErrorReason.ERROR_REASON_INVALID_FIELD
-    return ServiceError(reason, f"{field}: {problem}", field=field)
-
-
 def validate(request: GenerateRequest, limits: RequestLimits) -> None:
     """Check `request` and complete it in place (seed, clamped logit_bias).
 
@@ -67,6 +63,7 @@ def validate(request: GenerateRequest, limits: RequestLimits) -> None:
     """
     _check_identity(request, limits)
     _check_prompt(request, limits)
+    check_images(request.images, len(request.prompt_token_ids) // 4, limits.takes_images)
     _check_sampling(request, limits)
     _check_stopping(request, limits)
     _check_output(request, limits)
@@ -89,10 +86,6 @@ def _check_identity(request: GenerateRequest, limits: RequestLimits) -> None:
     if len(salt) > MAX_SALT or any(c in salt for c in SALT_FORBIDDEN):
         raise invalid(
             "cache_salt", f"must have at most {MAX_SALT} characters and none of @ / \\ NUL"
-        )
-    if request.images:
-        raise ServiceError(
-            ErrorReason.ERROR_REASON_UNSUPPORTED, "this model takes no images", field="images"
         )
 
 

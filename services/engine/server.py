@@ -35,6 +35,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Stream the request's events. The end of the call, however it comes, ends the request."""
+        await self._front.complete(request)
         outbox = self._front.open(request, context.time_remaining())
         try:
             await _pump(outbox, context)

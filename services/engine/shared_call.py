@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_MESSAGE_BYTES = 4 << 20  # of events in one message; a quarter of the limit
+logger = logging.getLogger(__name__)
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 
@@ -33,13 +35,16 @@ class SharedCall:
         self._dirty: dict[int, None] = {}  # an ordered set
         self._spent: list[TokenOutbox] = []  # their last events are on the way
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._compiling: dict[int, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
 
     def take(self, message: pb.GenerateManyRequest) -> None:
         """What the client says. Raises ServiceError, which ends the call, for a used number."""
         for item in message.items:
             if item.HasField("open"):
-                self._open(item)
+                self._begin(item)
+            elif item.drop and (task := self._compiling.pop(item.request, None)):
+                task.cancel()
             elif outbox := self._outboxes.get(item.request):
                 if item.drop:
                     self._forget(item.request)
@@ -47,11 +52,32 @@ class SharedCall:
                 else:
                     outbox.taken(item.taken)
 
-    def _open(self, item: pb.GenerateManyItem) -> None:
+    def _begin(self, item: pb.GenerateManyItem) -> None:
+        """Open the request, once its grammar is compiled: others go on meanwhile."""
         number = item.request
-        if number in self._outboxes:
+        if number in self._outboxes or number in self._compiling:
             reason = ErrorReason.ERROR_REASON_INVALID_FIELD
             raise ServiceError(reason, f"request {number} is open already", field="request")
+        if item.open.HasField("grammar"):
+            self._compiling[number] = asyncio.create_task(self._complete(item))
+        else:
+            self._open(item)
+
+    async def _complete(self, item: pb.GenerateManyItem) -> None:
+        try:
+            await self._front.complete(item.open)
+        except Exception as error:
+            if not isinstance(error, ServiceError):
+                logger.error("a grammar could not be compiled", exc_info=error)
+                error = _internal()
+            self._refused[item.request] = error
+            self._mark(item.request)
+        else:
+            self._open(item)
+        del self._compiling[item.request]
+
+    def _open(self, item: pb.GenerateManyItem) -> None:
+        number = item.request
         seconds = item.timeout_seconds if item.HasField("timeout_seconds") else None
         try:
             outbox = self._front.open(item.open, seconds, windowed=True)
@@ -128,6 +154,8 @@ class SharedCall:
 
     def close(self) -> None:
         """Abort what is still running."""
+        for task in self._compiling.values():
+            task.cancel()
         self._close_spent()
         for number in tuple(self._outboxes):
             if outbox := self._forget(number):
@@ -164,6 +192,10 @@ def _failed(number: int, error: ServiceError) -> pb.GenerateManyAnswer:
         error_field=error.field,
         retry_after_seconds=error.retry_after,
     )
+
+
+def _internal() -> ServiceError:
+    return ServiceError(ErrorReason.ERROR_REASON_INTERNAL, "the grammar could not be compiled")
 
 
 def _deadline() -> ServiceError:

@@ -142,7 +142,7 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
     )
     check_text_size(text_bytes(request), facts, "messages")
     info = state.tokenizers.info
-    if info is not None and not info.takes_images:
+    if not state.takes_images:
         refuse_images(request)
     answer = await state.tokenizers.render(rendering)
     eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())

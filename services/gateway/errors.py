@@ -46,6 +46,7 @@ _BY_REASON: dict[int, tuple[int, str]] = {
     _R.ERROR_REASON_DEADLINE: (504, "TimeoutError"),
     _R.ERROR_REASON_UNSUPPORTED: (501, NOT_SUPPORTED),
 }
+_IMAGES = "images"
 _ENGINE_GROUPS = frozenset({"sampling", "stopping", "output"})
 _RETRY_LATER = frozenset({_R.ERROR_REASON_QUEUE_FULL, _R.ERROR_REASON_POOL_EXHAUSTED})
 
@@ -133,11 +134,15 @@ def _from_service_error(error: ServiceError) -> ApiError:
 
 def _client_field(field: str) -> str:
     """The name of an engine's field as HTTP requests have it: `sampling.top_p` -> `top_p`."""
+    if field.startswith(_IMAGES):
+        return "messages"
     group, dot, name = field.partition(".")
     return name if dot and group in _ENGINE_GROUPS else field
 
 
 def _status_of(error: ServiceError) -> tuple[int, str]:
+    if error.reason == _R.ERROR_REASON_UNSUPPORTED and error.field.startswith(_IMAGES):
+        return 400, BAD_REQUEST  # as for a model whose tokenizer knows of no images
     if error.reason in _BY_REASON:
         return _BY_REASON[error.reason]
     if error.code is grpc.StatusCode.UNAVAILABLE:

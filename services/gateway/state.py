@@ -101,6 +101,12 @@ class GatewayState:
             max_logprobs=self.config.max_logprobs,
         )
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages may hold images: nobody who was asked says no."""
+        infos = (self.tokenizers.info, self.engines.info)
+        return all(info.model.takes_images for info in infos if info is not None)
+
     def _defaults(self) -> dict[str, object]:
         found = self.tokenizers.generation_config if self.config.generation_config == "auto" else {}
         merged = {**found, **self.config.generation_overrides}

@@ -40,7 +40,7 @@ async def serve(config: TokenizerConfig) -> None:
         )
         reader = _reader(config, folder, cleanup)
         card = _card(config, folder, names)
-        card.takes_images = reader is not None
+        card.model.takes_images = reader is not None
         servicer = TokenizerServicer(folder, names, pools, card, reader)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
         await pools.own.start()

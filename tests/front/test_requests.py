@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
-from warhorse.v1.tensor_pb2 import Tensor
+from warhorse.v1.tokenizer_pb2 import ImageInput
 
 from services.common.errors import ServiceError
 from services.engine.requests import RequestLimits, validate
@@ -139,7 +139,7 @@ def test_unknown_model_is_not_found() -> None:
 
 
 def test_images_are_unsupported() -> None:
-    error = failure(make_request(images=[Tensor()]))
+    error = failure(make_request(images=[ImageInput()]))
     assert (error.reason, error.field) == (ErrorReason.ERROR_REASON_UNSUPPORTED, "images")
 
 

@@ -65,12 +65,17 @@ async def make_stack() -> AsyncIterator[MakeStack]:
         made: list[Stack] = []
 
         async def make(
-            *, start_engine: bool = True, checkpoint: Any = None, **settings: Any
+            *,
+            start_engine: bool = True,
+            checkpoint: Any = None,
+            takes_images: bool = False,
+            **settings: Any,
         ) -> Stack:
             run_dir = Path(tempfile.mkdtemp(prefix="wh-"))
             stack.callback(shutil.rmtree, run_dir)
             engine = FakeEngine(run_dir / "engine.sock")
             tokenizer = FakeTokenizer(run_dir / "tokenizer.sock", checkpoint)
+            tokenizer.takes_images = engine.takes_images = takes_images
             stack.push_async_callback(engine.kill)
             stack.push_async_callback(tokenizer.kill)
             if start_engine:

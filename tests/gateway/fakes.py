@@ -22,6 +22,8 @@ from tests.gateway.vocabulary import EOS, VOCAB_SIZE, ids, token_bytes
 
 MODEL = "fake-model"
 MAX_MODEL_LEN = 512
+# Eight tokens that stand for an image.
+IMAGE_TEXT = "[[[[]]]]"
 FINISH_STOP = tokenizer_pb2.FINISH_REASON_STOP
 FINISH_LENGTH = tokenizer_pb2.FINISH_REASON_LENGTH
 
@@ -77,6 +79,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, socket: Path, generation_config: dict[str, Any] | None = None) -> None:
         super().__init__(socket)
         self.generation_config = generation_config or {}
+        self.takes_images = False
         self.renders: list[tokenizer_pb2.RenderRequest] = []
         self.openings: list[tokenizer_pb2.ParseOpen] = []
         self.decodes = 0
@@ -98,7 +101,10 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         await asyncio.sleep(self.render_delay)
         if self.refusal is not None:
             await refuse(context, self.refusal)
-        lines = [f"{m.role}: {''.join(p.text for p in m.content)}" for m in request.messages]
+        lines = [
+            f"{m.role}: {''.join(p.text or IMAGE_TEXT for p in m.content)}"
+            for m in request.messages
+        ]
         text = "\n".join(lines)
         reasoning = request.HasField("enable_thinking") and request.enable_thinking
         state = tokenizer_pb2.PARSE_STATE_REASONING if reasoning else None
@@ -107,7 +113,18 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
             text=text,
             start_state=state or tokenizer_pb2.PARSE_STATE_CONTENT,
             stop_token_ids=[EOS],
+            images=self._images(request, text),
         )
+
+    def _images(self, request, text: str) -> list[tokenizer_pb2.ImageInput]:
+        """An image per picture; its digest names the rendering that made it."""
+        places = [i for i in range(len(text)) if text.startswith(IMAGE_TEXT, i)]
+        count = sum(p.HasField("image_url") for m in request.messages for p in m.content)
+        digest = bytes([len(self.renders)] * 32)
+        return [
+            tokenizer_pb2.ImageInput(offset=place, length=len(IMAGE_TEXT), digest=digest)
+            for place in places[:count]
+        ]
 
     async def Encode(self, request, context):  # noqa: N802
         return tokenizer_pb2.EncodeResponse(token_ids=pack(ids(request.text)))
@@ -161,7 +178,11 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def DescribeTokenizer(self, request, context):  # noqa: N802
         return tokenizer_pb2.DescribeTokenizerResponse(
             model=common_pb2.ModelInfo(
-                name=MODEL, vocab_size=VOCAB_SIZE, tokenizer_sha256="0", max_model_len=MAX_MODEL_LEN
+                name=MODEL,
+                vocab_size=VOCAB_SIZE,
+                tokenizer_sha256="0",
+                max_model_len=MAX_MODEL_LEN,
+                takes_images=self.takes_images,
             ),
             generation_config_json=json.dumps(self.generation_config),
             stop_token_ids=[EOS],
@@ -208,6 +229,7 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
+        self.takes_images = False
         self.replies: list[Reply] = [text_reply("Hello!")]
         self.requests: list[engine_pb2.GenerateRequest] = []
         self.running = 0
@@ -332,6 +354,7 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
                 fingerprint="0123456789abcdef",
                 vocab_size=VOCAB_SIZE,
                 max_model_len=MAX_MODEL_LEN,
+                takes_images=self.takes_images,
             )
         )
 

@@ -20,6 +20,7 @@ from services.engine.runtime.tables_api import TableSource
 
 POOL_PAGES = 64
 POOL_SLOTS = 64
+POISON = 0xFF  # bytes of a NaN in every float type, and of an e8m0 scale that is NaN
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Runner:
             pools = allocate_pools(stage.groups, sizes, torch.device("cpu"))
             for tensors in pools.values():
                 for tensor in tensors.values():
-                    tensor.fill_(float("nan"))
+                    tensor.view(torch.uint8).fill_(POISON)
             self.pools.append(pools)
 
     def step(self, parts: Sequence[Part]) -> tuple[list[torch.Tensor], list[list[int]]]:
@@ -106,7 +107,7 @@ class Runner:
         for name, pages in live.pages.items():
             for pools in self.pools:
                 for tensor in pools.get(name, {}).values():
-                    tensor[pages] = float("nan")
+                    tensor.view(torch.uint8)[pages] = POISON
             self.free_pages[name].extend(pages)
         if live.slot is not None:
             self.free_slots.append(live.slot)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.common.checkpoint import Checkpoint, CheckpointError
+from services.engine.layers.rope import RotaryFrequencies
 from services.engine.models.registry import family_of
 from tests.models.conftest import GetTiny, load, runner_of
 from tests.models.tiny import Family, Layout, prompt, save_tiny
@@ -77,14 +78,20 @@ def resident(value: object) -> Iterator[torch.Tensor]:
             stack.extend(getattr(item, f.name) for f in fields(item))
 
 
+def rotary_tensors(value: object) -> Iterator[torch.Tensor]:
+    """Frequencies and their axes, which are made from the config."""
+    if isinstance(value, RotaryFrequencies):
+        yield from resident(value)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from rotary_tensors(getattr(value, field.name))
+
+
 def served_bytes(folder: Path) -> int:
-    """Bytes of the checkpoint without the table, its constants and the vision tower."""
+    """Bytes of the checkpoint without the table and its constants."""
     with Checkpoint.open(folder) as checkpoint:
-        return sum(
-            checkpoint.info(n).nbytes
-            for n in checkpoint.names()
-            if ".visual." not in n and "ple_embedding" not in n
-        )
+        names = [n for n in checkpoint.names() if "ple_embedding" not in n]
+        return sum(checkpoint.info(n).nbytes for n in names)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +109,9 @@ def test_weights_stay_in_their_stored_form(
     with Checkpoint.open(folder) as checkpoint:
         assert kept <= 1.05 * checkpoint.total_bytes()
     assert model.weight_bytes == served_bytes(folder)
-    rope = model.context.rope.inverse_F.nbytes
     hash_constants = 0 if not model.ngrams else 8 * (3 + 8 + 8)
-    assert kept == model.weight_bytes + rope + hash_constants
+    ropes = sum(t.nbytes for part in (model.context, model.vision) for t in rotary_tensors(part))
+    assert kept == model.weight_bytes + ropes + hash_constants
 
 
 def test_draft_tensors_are_loaded_and_counted(get_tiny: GetTiny, tmp_path: Path) -> None:
@@ -219,7 +226,9 @@ def test_shape_that_disagrees_is_refused_with_both_shapes(
 
 
 def test_config_that_disagrees_with_its_tensors_is_refused(copy) -> None:
-    folder = copy("qwen3_5", "bf16", config=lambda c: c["text_config"].update(hidden_size=256))
+    folder = copy(
+        "qwen3_5", "bf16", config=lambda c: c["text_config"].update(intermediate_size=384)
+    )
     with pytest.raises(CheckpointError, match=r"disagrees with the config, which gives"):
         load(folder)
 
@@ -307,7 +316,7 @@ def test_older_rope_spelling_is_read(copy) -> None:
         text = config["text_config"]
         rope = text.pop("rope_parameters")
         text |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": 0.25}
-        text["rope_scaling"] = {"rope_type": "default"}
+        text["rope_scaling"] = {"rope_type": "default", "mrope_section": rope["mrope_section"]}
 
     ids = prompt(20, seed=3)
     expected = runner_of(copy("qwen3_5", "bf16")).run(ids, 20)

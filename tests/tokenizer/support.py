@@ -13,14 +13,36 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from services.tokenizer.parsing.calls import CallPolicy
 from services.tokenizer.parsing.deltas import CallDelta, ContentDelta, Delta, Finish, ReasoningDelta
+from services.tokenizer.parsing.dsml import MARK
+from services.tokenizer.parsing.glm import GlmGrammar
 from services.tokenizer.parsing.parser import ParserSetup, StreamParser
 from services.tokenizer.parsing.qwen import QwenGrammar
 from services.tokenizer.parsing.schema import ToolTable
+from services.tokenizer.rendering.deepseek import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    GROUNDING,
+    REMINDER,
+    SYSTEM,
+    TASKS,
+    USER,
+)
 from services.tokenizer.vocabulary import Vocabulary
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 THINK = ("<think>", "</think>")
+DEEPSEEK_SPECIAL = (
+    *(BOS, EOS, USER, ASSISTANT, SYSTEM, REMINDER, "<｜▁pad▁｜>", "<｜image｜>"),
+    *(f"<｜{task}｜>" for task in TASKS),
+    *GROUNDING,
+)
+GLM_SPECIAL = (
+    *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+    *("<|observation|>", "<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+)
+GLM_RESPONSE = ("<tool_response>", "</tool_response>")
 STRUCTURAL = (*THINK, "<tool_call>", "</tool_call>")
 
 TEXT = [
@@ -53,9 +75,10 @@ def tool_table() -> ToolTable:
     return ToolTable({name: json.dumps(schema) for name, schema in TOOLS.items()})
 
 
-@cache
-def byte_level_definition(vocab_size: int = 420) -> dict[str, Any]:
-    """tokenizer.json of a trained byte-level BPE with the family's added tokens."""
+def trained_definition(
+    vocab_size: int, special: Sequence[str], added: Sequence[str]
+) -> dict[str, Any]:
+    """tokenizer.json of a byte-level BPE trained on the text above."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -65,9 +88,28 @@ def byte_level_definition(vocab_size: int = 420) -> dict[str, Any]:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in (*MARKUP, *THINK)])
-    return json.loads(tokenizer.to_str())
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in added])
+    definition: dict[str, Any] = json.loads(tokenizer.to_str())
+    return definition
+
+
+@cache
+def byte_level_definition(vocab_size: int = 420) -> dict[str, Any]:
+    """tokenizer.json of the Qwen family."""
+    return trained_definition(vocab_size, SPECIAL, (*MARKUP, *THINK))
+
+
+@cache
+def deepseek_definition() -> dict[str, Any]:
+    """tokenizer.json of the DeepSeek families."""
+    return trained_definition(420, DEEPSEEK_SPECIAL, (MARK, *THINK))
+
+
+@cache
+def glm_definition() -> dict[str, Any]:
+    """tokenizer.json of the GLM family."""
+    return trained_definition(420, GLM_SPECIAL, (*GlmGrammar.specials, *THINK, *GLM_RESPONSE))
 
 
 @cache

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warhorse/v1/common.proto\x12\x0bwarhorse.v1\"\x87\x01\n\x0bServiceInfo\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\t\x12\x15\n\rbuild_version\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\"\x83\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r*\xd2\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12(\n$ERROR_REASON_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_FOUND\x10\x03\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\x04\x12\x1f\n\x1b\x45RROR_REASON_POOL_EXHAUSTED\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_SLOW_CONSUMER\x10\x06\x12!\n\x1d\x45RROR_REASON_STALE_GENERATION\x10\x07\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_LEASE\x10\x08\x12 \n\x1c\x45RROR_REASON_LAYOUT_MISMATCH\x10\t\x12\x18\n\x14\x45RROR_REASON_LOADING\x10\n\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0b\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x0c\x12\x1a\n\x16\x45RROR_REASON_CANCELLED\x10\r\x12\x18\n\x14\x45RROR_REASON_NUMERIC\x10\x0e\x12\x19\n\x15\x45RROR_REASON_TEMPLATE\x10\x0f\x12\x1c\n\x18\x45RROR_REASON_UNSUPPORTED\x10\x10\x12\x1c\n\x18\x45RROR_REASON_ENGINE_LOST\x10\x11\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x12\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warhorse/v1/common.proto\x12\x0bwarhorse.v1\"\x87\x01\n\x0bServiceInfo\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\t\x12\x15\n\rbuild_version\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\"\x99\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x14\n\x0ctakes_images\x18\x07 \x01(\x08*\xd2\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12(\n$ERROR_REASON_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_FOUND\x10\x03\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\x04\x12\x1f\n\x1b\x45RROR_REASON_POOL_EXHAUSTED\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_SLOW_CONSUMER\x10\x06\x12!\n\x1d\x45RROR_REASON_STALE_GENERATION\x10\x07\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_LEASE\x10\x08\x12 \n\x1c\x45RROR_REASON_LAYOUT_MISMATCH\x10\t\x12\x18\n\x14\x45RROR_REASON_LOADING\x10\n\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0b\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x0c\x12\x1a\n\x16\x45RROR_REASON_CANCELLED\x10\r\x12\x18\n\x14\x45RROR_REASON_NUMERIC\x10\x0e\x12\x19\n\x15\x45RROR_REASON_TEMPLATE\x10\x0f\x12\x1c\n\x18\x45RROR_REASON_UNSUPPORTED\x10\x10\x12\x1c\n\x18\x45RROR_REASON_ENGINE_LOST\x10\x11\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x12\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warhorse.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORREASON']._serialized_start=314
-  _globals['_ERRORREASON']._serialized_end=908
+  _globals['_ERRORREASON']._serialized_start=336
+  _globals['_ERRORREASON']._serialized_end=930
   _globals['_SERVICEINFO']._serialized_start=42
   _globals['_SERVICEINFO']._serialized_end=177
   _globals['_MODELINFO']._serialized_start=180
-  _globals['_MODELINFO']._serialized_end=311
+  _globals['_MODELINFO']._serialized_end=333
 # @@protoc_insertion_point(module_scope)

@@ -63,17 +63,19 @@ class ServiceInfo(_message.Message):
     def __init__(self, api_version: _Optional[str] = ..., build_version: _Optional[str] = ..., instance_id: _Optional[str] = ..., generation: _Optional[int] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "fingerprint", "tokenizer_sha256", "vocab_size", "max_model_len")
+    __slots__ = ("name", "family", "fingerprint", "tokenizer_sha256", "vocab_size", "max_model_len", "takes_images")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    TAKES_IMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     fingerprint: str
     tokenizer_sha256: str
     vocab_size: int
     max_model_len: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    takes_images: bool
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., takes_images: _Optional[bool] = ...) -> None: ...

@@ -63,8 +63,42 @@ class OutputParams(_message.Message):
     prompt_logprobs: int
     def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
+class ToolCallGrammar(_message.Message):
+    __slots__ = ("parser", "tools", "choice", "tool_name", "parallel")
+    PARSER_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    parser: str
+    tools: _containers.RepeatedCompositeFieldContainer[_tokenizer_pb2.Tool]
+    choice: _tokenizer_pb2.ToolChoice
+    tool_name: str
+    parallel: bool
+    def __init__(self, parser: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[_tokenizer_pb2.Tool, _Mapping]]] = ..., choice: _Optional[_Union[_tokenizer_pb2.ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., parallel: _Optional[bool] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "tool_calls", "after_token_id", "compiled")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    EBNF_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: bool
+    regex: str
+    ebnf: str
+    structural_tag: str
+    tool_calls: ToolCallGrammar
+    after_token_id: int
+    compiled: bytes
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., tool_calls: _Optional[_Union[ToolCallGrammar, _Mapping]] = ..., after_token_id: _Optional[int] = ..., compiled: _Optional[bytes] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "images", "sampling", "stopping", "output", "n", "priority", "cache_salt")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "images", "sampling", "stopping", "output", "n", "priority", "cache_salt", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +109,7 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: bytes
@@ -85,7 +120,8 @@ class GenerateRequest(_message.Message):
     n: int
     priority: int
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tokenizer_pb2.ImageInput, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tokenizer_pb2.ImageInput, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top")

@@ -152,19 +152,35 @@ class StateWrite(_message.Message):
     def __init__(self, token: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class SequenceBegin(_message.Message):
-    __slots__ = ("sampling", "prompt_token_ids", "output_token_ids", "output_tokens")
+    __slots__ = ("sampling", "prompt_token_ids", "output_token_ids", "output_tokens", "images")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     sampling: SequenceSampling
     prompt_token_ids: bytes
     output_token_ids: bytes
     output_tokens: int
-    def __init__(self, sampling: _Optional[_Union[SequenceSampling, _Mapping]] = ..., prompt_token_ids: _Optional[bytes] = ..., output_token_ids: _Optional[bytes] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[ImagePlace]
+    def __init__(self, sampling: _Optional[_Union[SequenceSampling, _Mapping]] = ..., prompt_token_ids: _Optional[bytes] = ..., output_token_ids: _Optional[bytes] = ..., output_tokens: _Optional[int] = ..., images: _Optional[_Iterable[_Union[ImagePlace, _Mapping]]] = ...) -> None: ...
+
+class ImagePlace(_message.Message):
+    __slots__ = ("offset", "length", "digest", "height", "width")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    digest: bytes
+    height: int
+    width: int
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
 
 class SequenceSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids", "min_tokens", "logprobs")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids", "min_tokens", "logprobs", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +201,7 @@ class SequenceSampling(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -198,7 +215,16 @@ class SequenceSampling(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     min_tokens: int
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    grammar: SequenceGrammar
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[SequenceGrammar, _Mapping]] = ...) -> None: ...
+
+class SequenceGrammar(_message.Message):
+    __slots__ = ("compiled", "after_token_id")
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    compiled: bytes
+    after_token_id: int
+    def __init__(self, compiled: _Optional[bytes] = ..., after_token_id: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("number", "sequences")

@@ -97,7 +97,7 @@ class Tool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json: _Optional[str] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class RenderRequest(_message.Message):
-    __slots__ = ("messages", "tools", "tool_choice", "tool_name", "reasoning_effort", "enable_thinking", "template_kwargs_json", "add_generation_prompt", "continue_final_message", "chat_template")
+    __slots__ = ("messages", "tools", "tool_choice", "tool_name", "reasoning_effort", "enable_thinking", "template_kwargs_json", "add_generation_prompt", "continue_final_message", "chat_template", "response_format_json", "task")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class RenderRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FORMAT_JSON_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     tool_choice: ToolChoice
@@ -118,21 +120,25 @@ class RenderRequest(_message.Message):
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., reasoning_effort: _Optional[str] = ..., enable_thinking: _Optional[bool] = ..., template_kwargs_json: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template: _Optional[str] = ...) -> None: ...
+    response_format_json: str
+    task: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., reasoning_effort: _Optional[str] = ..., enable_thinking: _Optional[bool] = ..., template_kwargs_json: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template: _Optional[str] = ..., response_format_json: _Optional[str] = ..., task: _Optional[str] = ...) -> None: ...
 
 class RenderResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "images", "start_state", "stop_token_ids")
+    __slots__ = ("token_ids", "text", "images", "start_state", "stop_token_ids", "reasoning_end_token_id")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     START_STATE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: str
     images: _containers.RepeatedCompositeFieldContainer[ImageInput]
     start_state: ParseState
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    reasoning_end_token_id: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., reasoning_end_token_id: _Optional[int] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("pixels", "region", "offset", "length", "digest")
@@ -315,7 +321,7 @@ class DescribeTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeTokenizerResponse(_message.Message):
-    __slots__ = ("service", "model", "tool_call_parser", "reasoning_parser", "has_chat_template", "generation_config_json", "stop_token_ids", "special_token_ids", "takes_images")
+    __slots__ = ("service", "model", "tool_call_parser", "reasoning_parser", "has_chat_template", "generation_config_json", "stop_token_ids", "special_token_ids")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
@@ -324,7 +330,6 @@ class DescribeTokenizerResponse(_message.Message):
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TAKES_IMAGES_FIELD_NUMBER: _ClassVar[int]
     service: _common_pb2.ServiceInfo
     model: _common_pb2.ModelInfo
     tool_call_parser: str
@@ -333,5 +338,4 @@ class DescribeTokenizerResponse(_message.Message):
     generation_config_json: str
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     special_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    takes_images: bool
-    def __init__(self, service: _Optional[_Union[_common_pb2.ServiceInfo, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., generation_config_json: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., special_token_ids: _Optional[_Iterable[int]] = ..., takes_images: _Optional[bool] = ...) -> None: ...
+    def __init__(self, service: _Optional[_Union[_common_pb2.ServiceInfo, _Mapping]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., generation_config_json: _Optional[str] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., special_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...

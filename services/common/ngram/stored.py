@@ -20,8 +20,8 @@ _PIECE_BYTES = 8 << 20  # read and checked at a time
 _READ_THREADS = 4
 # A gather from disk waits for pages, so it is split over threads: up to so many, and each at least
 # so many rows.
-_GATHER_THREADS = 16
-_GATHER_ROWS = 8
+_GATHER_THREADS = 32
+_GATHER_ROWS = 4
 _NAN_CODE = 0x7F  # of e4m3, without its sign
 _NAN_SCALE = 0xFF  # of ue8m0
 

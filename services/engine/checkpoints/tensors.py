@@ -25,7 +25,7 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
 }
 FLOAT_DTYPES = ("BF16", "F16", "F32")
-_SCAN_BYTES = 1 << 24
+_SCAN_BYTES = 1 << 19
 _RELEASE_BYTES = 1 << 30  # file pages that stay mapped while loading
 
 
@@ -136,13 +136,13 @@ def _copy(whole: np.ndarray, out: np.ndarray, part: Slice | None) -> None:
 
 def refuse_nan_codes(codes: torch.Tensor, info: TensorInfo) -> None:
     """CheckpointError where e4m3 `codes` (uint8) hold a NaN."""
+    if codes.numel() == 0:
+        return
     flat = codes.flatten()
-    for start in range(0, flat.numel(), _SCAN_BYTES):
-        block = flat[start : start + _SCAN_BYTES]
-        bad = int(((block & 0x7F) == 0x7F).sum())
-        if bad:
-            raise CheckpointError(
-                f"{bad} NaN codes (0x7F or 0xFF) in an e4m3 tensor",
-                file=info.file,
-                tensor=info.name,
-            )
+    # The largest of a piece that lies in a cache is far quicker found than codes are counted.
+    if all(int((part & 0x7F).max()) < 0x7F for part in torch.split(flat, _SCAN_BYTES)):
+        return
+    bad = sum(int(((part & 0x7F) == 0x7F).sum()) for part in torch.split(flat, _SCAN_BYTES))
+    raise CheckpointError(
+        f"{bad} NaN codes (0x7F or 0xFF) in an e4m3 tensor", file=info.file, tensor=info.name
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,13 +30,14 @@ from services.engine.models.base import Collectives, Shard
 from services.engine.models.deepseek_v4_config import DeepseekV4Config, parse_config
 from services.engine.models.deepseek_v4_draft import load_draft
 from services.engine.models.deepseek_v4_layer import Layer, LayerParts
-from services.engine.models.stage import DecoderLayer, Stage, StageParts, load_weights
+from services.engine.models.stage import Stage, StageParts, load_weights
 from services.engine.runtime.batch import StepBatch
 
 # Legend: T packed tokens, N rows that need logits, n streams, D hidden, X = n * D.
 
 WINDOW_PAGE_TOKENS = 64
 ENTRY_PAGE_TOKENS = 128  # one HCA entry, 32 CSA entries
+_STRIDES = {CSA_GROUP: CSA_RATIO, INDEX_GROUP: CSA_RATIO, HCA_GROUP: HCA_RATIO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,15 @@ def load(
     compute_dtype: torch.dtype,
     shard: Shard,
     collectives: Collectives,
+    quantised_cache: bool = False,
 ) -> Stage[DeepseekContext]:
     """Check every tensor against the config, then read the part that `shard` names.
 
-    The hidden state between stages is the streams [T, X] in `compute_dtype`, in which they are
-    kept between sublayers.
+    `quantised_cache` stores cache rows in few bits, as the model was trained with them, instead
+    of in `compute_dtype`. The hidden state between stages is the streams [T, X] in
+    `compute_dtype`, in which they are kept between sublayers.
     """
-    config = parse_config(checkpoint.config)
+    config = parse_config(checkpoint.config, quantised_cache=quantised_cache)
     parts = LayerParts(compute_dtype, collectives)
     weights = load_weights(
         checkpoint,
@@ -87,7 +89,7 @@ def load(
     held = {config.ratios[i] for i in weights.held}
     return Stage(
         weights=weights,
-        groups=cache_groups(weights.layers, config.window),
+        groups=cache_groups(config, weights.held, compute_dtype),
         vocab_size=config.vocab,
         max_positions=config.max_positions,
         context=DeepseekContextMaker(
@@ -136,22 +138,22 @@ def _layer(reader: WeightReader, index: int, config: DeepseekV4Config, parts: La
 
 
 def cache_groups(
-    layers: Sequence[DecoderLayer[DeepseekContext]], window: int
+    config: DeepseekV4Config, held: range, dtype: torch.dtype
 ) -> tuple[CacheGroup, ...]:
-    """The groups of a stage: only those for which its layers keep something."""
+    """The groups of a stage of layers `held`: only those for which they keep something."""
     tensors: dict[str, tuple[CacheTensor, ...]] = {}
-    for layer in layers:
-        for group, more in layer.cache_tensors().items():
+    for index in held:
+        name, ratio = f"layers.{index}", config.ratios[index]
+        for group, more in config.attention.cache_tensors(name, ratio, dtype).items():
             tensors[group] = tensors.get(group, ()) + more
-    strides = {CSA_GROUP: CSA_RATIO, INDEX_GROUP: CSA_RATIO, HCA_GROUP: HCA_RATIO}
-    groups = []
-    for name, kept in tensors.items():
-        if name == WINDOW_GROUP:
-            page = WINDOW_PAGE_TOKENS
-            groups.append(CacheGroup(name, "window", kept, page_tokens=page, window_tokens=window))
-        elif name == STATE_GROUP:
-            groups.append(CacheGroup(name, "state", kept))
-        else:
-            page, stride = ENTRY_PAGE_TOKENS, strides[name]
-            groups.append(CacheGroup(name, "paged", kept, page_tokens=page, stride=stride))
-    return tuple(groups)
+    return tuple(_group(name, kept, config.window) for name, kept in tensors.items())
+
+
+def _group(name: str, tensors: tuple[CacheTensor, ...], window: int) -> CacheGroup:
+    if name == WINDOW_GROUP:
+        page = WINDOW_PAGE_TOKENS
+        return CacheGroup(name, "window", tensors, page_tokens=page, window_tokens=window)
+    if name == STATE_GROUP:
+        return CacheGroup(name, "state", tensors)
+    page, stride = ENTRY_PAGE_TOKENS, _STRIDES[name]
+    return CacheGroup(name, "paged", tensors, page_tokens=page, stride=stride)

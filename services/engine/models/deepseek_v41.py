@@ -21,7 +21,8 @@ from services.engine.layers.deepseek41.source import ENTRY_GROUPS, QUANTISED, Ca
 from services.engine.layers.deepseek41.streams import first_weights
 from services.engine.layers.embedding import OutputHead, TokenEmbedding
 from services.engine.layers.norm import RmsNorm
-from services.engine.models.base import Collectives, NgramHash, Shard, VisionModel
+from services.engine.layers.vision.deepseek import DeepseekVision
+from services.engine.models.base import Collectives, NgramHash, Shard
 from services.engine.models.deepseek_v41_config import DeepseekV41Config, parse_config
 from services.engine.models.deepseek_v41_draft import load_draft
 from services.engine.models.deepseek_v41_layer import Layer, LayerParts
@@ -35,7 +36,6 @@ WINDOW_PAGE_TOKENS = 32
 ENTRY_PAGE_TOKENS = 64
 # The tables: checked by `find_tables` and served from elsewhere.
 _TABLES = re.compile(r"^layers\.\d+\.engram\.embed\.(weight|scale)$")
-_VISION = re.compile(r"^((vision|aligner)\.|image_(start|newline|end)$)")
 _DRAFT = re.compile(r"^mtp\.(\d+)\.")
 
 
@@ -91,7 +91,7 @@ def load(
         device=device,
         shard=shard,
         layers=config.layers,
-        ignored=(_VISION, _TABLES) if tables else (_VISION,),
+        ignored=(_TABLES,) if tables else (),
         read=lambda reader, held: _read(reader, config, parts, drafts, held),
     )
     return Stage(
@@ -132,7 +132,8 @@ def _read(
     entry = exit_ = draft = vision = None
     if held.start == 0:
         entry = _Entry(TokenEmbedding.load(reader, "embed", *sizes), streams.count)
-        vision = _vision(reader, config)
+        if config.vision is not None:
+            vision = DeepseekVision.load(reader, config.vision, parts.dtype)
     if held.stop == config.layers:
         norm = RmsNorm.load(reader, "norm", config.hidden, streams.norm_eps, zero_centred=False)
         head = OutputHead.load(reader, "head", *sizes)
@@ -144,10 +145,6 @@ def _read(
         Send(config.cut(held.stop)),
     )
     return StageParts(layers, entry, exit_, draft, vision)
-
-
-def _vision(reader: WeightReader, config: DeepseekV41Config) -> VisionModel | None:
-    return None
 
 
 def cache_groups(

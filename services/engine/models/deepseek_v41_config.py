@@ -15,6 +15,7 @@ from services.engine.layers.deepseek41.engram import EngramConfig
 from services.engine.layers.deepseek41.handoff import Cut
 from services.engine.layers.deepseek41.indexer import CandidateRole, IndexConfig
 from services.engine.layers.deepseek41.source import CacheForms, SharedCache
+from services.engine.layers.vision.deepseek import DeepseekVisionConfig
 from services.engine.models.deepseek_v4_config import (
     DsparkConfig,
     dspark_config,
@@ -89,7 +90,7 @@ class DeepseekV41Config:
     engram: EngramConfig | None
     engram_layers: tuple[int, ...]
     dspark: DsparkConfig | None
-    has_vision: bool
+    vision: DeepseekVisionConfig | None
 
     @property
     def layers(self) -> int:
@@ -164,7 +165,9 @@ def parse_config(config: Mapping[str, Any], forms: CacheForms) -> DeepseekV41Con
         engram=_engram(fields, streams) if engram_layers else None,
         engram_layers=engram_layers,
         dspark=replace(dspark, moe=_top_one_undivided(dspark.moe)) if dspark else None,
-        has_vision=fields.has("vision_config"),
+        vision=_vision(fields.inner("vision_config"), hidden)
+        if fields.has("vision_config")
+        else None,
     )
 
 
@@ -270,4 +273,22 @@ def _engram(fields: Fields, streams: MhcConfig) -> EngramConfig:
         heads=orders * fields.integer("engram_n_heads"),
         row_values=fields.integer("engram_head_dim"),
         eps=streams.norm_eps,
+    )
+
+
+def _vision(fields: Fields, hidden: int) -> DeepseekVisionConfig:
+    width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if width % (4 * heads):
+        raise fields.bad("num_attention_heads", f"a divisor of hidden_size / 4 = {width / 4}")
+    return DeepseekVisionConfig(
+        layers=fields.integer("num_hidden_layers"),
+        width=width,
+        heads=heads,
+        intermediate=fields.integer("intermediate_size"),
+        patch=fields.integer("patch_size"),
+        downsample=fields.integer("downsample_ratio"),
+        rope_theta=fields.number("rope_theta", 1e4),
+        max_tokens=fields.integer("max_image_tokens"),
+        hidden=hidden,
+        tiled=False,
     )

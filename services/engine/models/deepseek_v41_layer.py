@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.common.checkpoint import CheckpointError
 from services.engine.cache.spec import CacheTensor
 from services.engine.checkpoints.loader import WeightReader
 from services.engine.layers.deepseek.moe import DeepseekMoe, DeepseekMoeConfig
@@ -18,6 +19,9 @@ from services.engine.models.base import Collectives
 from services.engine.models.deepseek_v41_config import DeepseekV41Config
 
 # Legend: T packed tokens, n streams, D hidden, X = n * D.
+
+
+_IMAGE_BIAS = "ffn.gate.bias_vl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Layer:
         engram: EngramLayer | None,
     ) -> Layer:
         sum_ranks = parts.collectives
+        if config.vision is not None:
+            _require(reader, _IMAGE_BIAS, moe.experts)
         return cls(
             dtype=parts.dtype,
             streams=config.streams.count,
@@ -97,3 +103,9 @@ class Layer:
 
     def cache_tensors(self) -> Mapping[str, tuple[CacheTensor, ...]]:
         return self.attn.cache_tensors(self.dtype)
+
+
+def _require(reader: WeightReader, name: str, size: int) -> None:
+    """CheckpointError where a tensor that other models may lack is missing."""
+    if not reader.has(name):
+        raise CheckpointError(f"missing tensor of shape [{size}]", tensor=reader.full_name(name))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kernels.cache_rows import INDEX_ROWS, RowFormat, latent_rows
 from services.engine.layers.deepseek.attention import CSA_RATIO, HCA_RATIO, LatentConfig
 from services.engine.layers.deepseek.context import Ropes
 from services.engine.layers.deepseek.indexer import IndexerConfig
@@ -56,8 +57,11 @@ class DeepseekV4Config:
         return len(self.ratios)
 
 
-def parse_config(config: Mapping[str, Any]) -> DeepseekV4Config:
-    """Read config.json; CheckpointError names a field that is missing or out of range."""
+def parse_config(config: Mapping[str, Any], *, quantised_cache: bool = False) -> DeepseekV4Config:
+    """Read config.json; CheckpointError names a field that is missing or out of range.
+
+    `quantised_cache` stores rows and entries in 584 bytes and index keys in 68 (released sizes).
+    """
     fields = text_fields(config)
     refuse_other_forms(fields)
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps")
@@ -79,7 +83,7 @@ def parse_config(config: Mapping[str, Any]) -> DeepseekV4Config:
             norm_eps=eps,
             hc_eps=fields.number("hc_eps", 1e-6),
         ),
-        attention=_attention(fields, hidden, eps),
+        attention=_attention(fields, hidden, eps, quantised_cache),
         moe=moe,
         dspark=dspark_config(fields, moe, len(ratios)),
         vision=_vision(fields, hidden),
@@ -135,7 +139,7 @@ def latent_ropes(fields: Fields) -> Ropes:
     return Ropes(window=window, compressed=replace(yarn, scaling=1.0))
 
 
-def _attention(fields: Fields, hidden: int, eps: float) -> LatentConfig:
+def _attention(fields: Fields, hidden: int, eps: float, quantised_cache: bool) -> LatentConfig:
     heads, groups = fields.integer("num_attention_heads"), fields.integer("o_groups")
     if heads % groups:
         raise fields.bad("o_groups", f"a divisor of num_attention_heads {heads}")
@@ -150,6 +154,7 @@ def _attention(fields: Fields, hidden: int, eps: float) -> LatentConfig:
         top_k=fields.integer("index_topk"),
         ratio=CSA_RATIO,
         eps=eps,
+        form=_key_form(fields) if quantised_cache else None,
     )
     return LatentConfig(
         hidden=hidden,
@@ -160,7 +165,23 @@ def _attention(fields: Fields, hidden: int, eps: float) -> LatentConfig:
         output_rank=fields.integer("o_lora_rank"),
         eps=eps,
         indexer=indexer,
+        form=_row_form(fields) if quantised_cache else None,
     )
+
+
+def _row_form(fields: Fields) -> RowFormat:
+    width, rope = fields.integer("head_dim"), fields.integer("qk_rope_head_dim")
+    form = latent_rows(width, rope)
+    if (width - rope) % form.group:
+        raise fields.bad("head_dim", f"qk_rope_head_dim {rope} plus groups of {form.group}")
+    return form
+
+
+def _key_form(fields: Fields) -> RowFormat:
+    width = fields.integer("index_head_dim")
+    if width % INDEX_ROWS.group or width & (width - 1):
+        raise fields.bad("index_head_dim", f"a power of two of at least {INDEX_ROWS.group}")
+    return INDEX_ROWS
 
 
 def moe_config(fields: Fields, hidden: int) -> DeepseekMoeConfig:

@@ -32,6 +32,7 @@ class Layer:
     """Streams [T, X] of the compute type to the same."""
 
     dtype: torch.dtype
+    ratio: int
     streams: int
     attn_streams: Sublayer
     attn: LatentAttention
@@ -54,6 +55,7 @@ class Layer:
         sum_ranks = parts.collectives
         return cls(
             dtype=parts.dtype,
+            ratio=ratio,
             streams=config.streams.count,
             attn_streams=Sublayer.load(reader, "attn", config.streams),
             attn=LatentAttention.load(reader.at("attn"), name, config.attention, ratio, sum_ranks),
@@ -68,4 +70,4 @@ class Layer:
         return x_TnD.flatten(1)
 
     def cache_tensors(self) -> Mapping[str, tuple[CacheTensor, ...]]:
-        return self.attn.cache_tensors(self.dtype)
+        return self.attn.config.cache_tensors(self.attn.name, self.ratio, self.dtype)

@@ -76,6 +76,30 @@ class Fields:
             raise self.bad(name, "a list of integers")
         return tuple(value)
 
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self._values.get(name)
+        if not isinstance(value, str):
+            raise self.bad(name, "a string")
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty where the field is missing."""
+        value = self._values.get(name)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self.bad(name, "a list of strings")
+        return tuple(value)
+
+    def below_zero(self, name: str, default: float | None) -> float | None:
+        """A number < 0, or None where the field is null; `default` where it is missing."""
+        value = self._values.get(name, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 0:
+            raise self.bad(name, "a number < 0 or null")
+        return float(value)
+
     def inner(self, name: str) -> Fields:
         """The object `name`; empty where it is missing."""
         value = self._values.get(name)

@@ -80,14 +80,16 @@ def load_weights(
     """Check every tensor against the config, then read the part that `shard` names.
 
     `read` builds the modules of a range of layers from a reader, be it one that only checks.
-    `ignored` matches the names of tensors that the family leaves out.
+    `ignored` matches the names of tensors that the family leaves out. On the meta device nothing
+    is read: the modules hold no weights and serve for what depends on sizes alone.
     Raises CheckpointError for a tensor that is missing, misshaped or has no place.
     """
     checking, reading = make_readers(checkpoint, device, shard)
     read(checking, range(layers))
     refuse_surplus(checkpoint, checking.names, ignored)
     held = layer_range(shard, layers)
-    return StageWeights(read(reading, held), held, reading.nbytes)
+    parts = read(checking if device.type == "meta" else reading, held)
+    return StageWeights(parts, held, reading.nbytes)
 
 
 @dataclass(slots=True)

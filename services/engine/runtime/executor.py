@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.cache.spec import CacheGroup, CachePools
+from services.engine.images import ImageSource
 from services.engine.models.base import NgramHash, StageModel
 from services.engine.runtime.batch import PendingRows, StateWrites, StepBatch
+from services.engine.runtime.image_rows import ImageRows, Part
 from services.engine.runtime.page_tables import PageTables
 from services.engine.runtime.tables_api import TableSource
+from services.engine.sampling.grammar import MakeMatcher
 from services.engine.sampling.sampler import Drawn, RowGroup, Sampler, score
 from services.engine.scheduler.plan import (
     Logprob,
@@ -44,6 +47,8 @@ class LocalExecutor:
         pools: CachePools,
         tables: TableSource | None,
         device: torch.device,
+        images: ImageSource | None = None,
+        make_matcher: MakeMatcher | None = None,
     ) -> None:
         self._model = model
         self._pools = pools
@@ -51,7 +56,8 @@ class LocalExecutor:
         self._device = device
         self._groups = model.groups
         self._page_tables = PageTables([g.name for g in model.groups if g.kind != "state"], device)
-        self._sampler = Sampler(model.vocab_size, device)
+        self._images = ImageRows(model.vision, images, device)
+        self._sampler = Sampler(model.vocab_size, device, make_matcher)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -60,6 +66,9 @@ class LocalExecutor:
         self._prepare(plan)
         if not plan.sequences:
             return StepResult(plan.number, ())
+        for s in plan.sequences:
+            if s.sample_from is not None:
+                self._sampler.start_masks(s.sequence, s.token_ids[s.sample_from + 1 :])
         layout = _logit_rows(plan.sequences)
         batch = self._batch(plan.sequences, layout, rows)
         logits_NV = self._model.forward(batch, self._pools)
@@ -79,6 +88,7 @@ class LocalExecutor:
         """Bring what is kept per sequence up to date, clear what the plan names."""
         for sequence in plan.ended:
             self._page_tables.drop(sequence)
+            self._images.end(sequence)
             self._sampler.end(sequence)
         for fill, byte in ((plan.garbage, _GARBAGE), (plan.zero, 0)):
             for name, ids in fill.items():
@@ -86,6 +96,7 @@ class LocalExecutor:
         for step in plan.sequences:
             if step.begin is not None:
                 self._page_tables.begin(step.sequence, step.freed_pages)
+                self._images.begin(step.sequence, step.begin.images)
                 self._sampler.begin(step.sequence, step.begin)
             self._page_tables.update(step.sequence, step.new_pages, step.freed_pages)
 
@@ -107,6 +118,9 @@ class LocalExecutor:
             for row in range(end - r.count, end)
         ]
         states = [g for g in self._groups if g.kind == "state"]
+        images = self._images.inputs(
+            [Part(s.sequence, s.start, n) for s, n in zip(steps, counts, strict=True)]
+        )
         return StepBatch(
             token_ids_T=self._ids([t for s in steps for t in s.token_ids]),
             positions_T=self._ids([s.start + i for s in steps for i in range(len(s.token_ids))]),
@@ -117,6 +131,9 @@ class LocalExecutor:
             state_writes={g.name: self._writes(g, steps, starts) for g in states},
             logit_rows_N=self._ids(logit_rows),
             ngram_rows=rows,
+            images=images.images,
+            rope_positions_T3=images.rope_positions_T3,
+            rope_lagging_T3=images.rope_lagging_T3,
         )
 
     def _reads(self, group: CacheGroup, steps: Sequence[SequenceStep]) -> torch.Tensor:

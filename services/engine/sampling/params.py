@@ -6,6 +6,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarUse:
+    """A compiled grammar, and the token behind which it begins (None: from the first one on)."""
+
+    compiled: bytes
+    after_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Resolved sampling settings of one sequence. Ranges are checked where a request enters.
 
@@ -27,6 +35,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None  # length of the top list; None computes none
+    grammar: GrammarUse | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the tokens of the output so far decide about the next one."""
+        return self.has_penalties or self.grammar is not None
 
     @property
     def has_penalties(self) -> bool:

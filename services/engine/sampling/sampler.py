@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from kernels.sampling import apply_penalties, greedy, philox_uniform, sample, token_logprobs
+from services.engine.grammar.compiled import Mask
+from services.engine.sampling.grammar import GrammarState, MakeMatcher, allowed
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.plan import Logprob, SequenceBegin, SequenceId
 
@@ -36,6 +39,8 @@ class _Kept:
     bias: tuple[torch.Tensor, torch.Tensor] | None  # ids int64, values float32
     allowed_V: torch.Tensor | None  # bool
     stops: torch.Tensor  # ids int64
+    grammar: GrammarState | None
+    masks: Future[list[Mask | None]] | None = None  # of the rows of the present step
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,14 @@ class Sampler:
     what it would be without drafts.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, make_matcher: MakeMatcher | None = None
+    ) -> None:
+        """`make_matcher`: for sequences with a grammar."""
         self._vocab_size = vocab_size
         self._device = device
+        self._make_matcher = make_matcher
+        self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
         self._kept: dict[SequenceId, _Kept] = {}
 
     def begin(self, sequence: SequenceId, begin: SequenceBegin) -> None:
@@ -83,11 +93,18 @@ class Sampler:
             bias=bias,
             allowed_V=self._mask(params.allowed_token_ids) if params.allowed_token_ids else None,
             stops=self._ids(params.stop_token_ids),
+            grammar=self._grammar(params, begin.output_token_ids),
         )
 
     def end(self, sequence: SequenceId) -> None:
         """Forget a sequence."""
         del self._kept[sequence]
+
+    def start_masks(self, sequence: SequenceId, drafts: Sequence[int]) -> None:
+        """Begin to make the masks of a sequence's next rows, beside the forward pass."""
+        kept = self._kept[sequence]
+        if kept.grammar is not None:
+            kept.masks = self._mask_thread.submit(kept.grammar.masks, tuple(drafts))
 
     def sample(self, logits_RV: torch.Tensor, groups: Sequence[RowGroup]) -> list[Drawn]:
         """What each group gets; `logits_RV` fp32 has the rows of all groups.
@@ -152,7 +169,33 @@ class Sampler:
             logits_RV[:short, kept.stops] = -torch.inf
         if kept.seen is not None:
             logits_RV = self._penalised(logits_RV, group, params, kept.seen)
+        if kept.grammar is not None:
+            logits_RV = self._masked(logits_RV, kept, group)
         return logits_RV
+
+    def _masked(self, logits_RV: torch.Tensor, kept: _Kept, group: RowGroup) -> torch.Tensor:
+        """Only what the grammar allows. Where nothing of it is left, it overrules the rest."""
+        if kept.masks is None:
+            self.start_masks(group.sequence, group.drafts)
+        assert kept.masks is not None
+        rows = []
+        for row_V, mask in zip(logits_RV, kept.masks.result(), strict=True):
+            if mask is None:
+                rows.append(row_V)
+                continue
+            allowed_V = torch.from_numpy(allowed(mask, self._vocab_size)).to(self._device)
+            row_V = row_V.masked_fill(~allowed_V, -torch.inf)
+            rows.append(torch.where(row_V.isneginf().all() & allowed_V, 0.0, row_V))
+        kept.masks = None
+        return torch.stack(rows)
+
+    def _grammar(self, params: SamplingParams, outputs: Sequence[int]) -> GrammarState | None:
+        if params.grammar is None:
+            return None
+        if self._make_matcher is None:
+            raise ValueError("a sequence has a grammar, and this sampler cannot follow one")
+        matcher = self._make_matcher(params.grammar.compiled, params.stop_token_ids)
+        return GrammarState(params.grammar, matcher, outputs)
 
     def _penalised(
         self, logits_RV: torch.Tensor, group: RowGroup, params: SamplingParams, seen: _Seen
@@ -171,6 +214,8 @@ class Sampler:
 
     def _count(self, kept: _Kept, tokens: tuple[int, ...]) -> None:
         kept.outputs += len(tokens)
+        if kept.grammar is not None:
+            kept.grammar.advance(tokens)
         if kept.seen is not None:
             ids = self._ids(tokens)
             kept.seen.counts_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))

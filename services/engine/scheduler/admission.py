@@ -11,10 +11,12 @@ from warhorse.v1.common_pb2 import ErrorReason
 
 from services.common.prefix_chain import HashChain, root_hash
 from services.engine.config import CoreConfig
+from services.engine.models.base import VisionModel
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.messages import Request, RequestRefused
 from services.engine.scheduler.plan import SequenceId
 from services.engine.scheduler.sequence import Phase, RequestState, Sequence
+from services.engine.scheduler.spans import AtomicSpans, check_images
 from services.engine.scheduler.state import SchedulerState
 
 MAX_CHOICES = 128
@@ -27,8 +29,11 @@ SALT_FORBIDDEN = "@/\\\0"
 class Admission:
     """Checks requests and turns them into waiting sequences."""
 
-    def __init__(self, state: SchedulerState, vocab_size: int) -> None:
+    def __init__(
+        self, state: SchedulerState, vocab_size: int, vision: VisionModel | None = None
+    ) -> None:
         self._state = state
+        self._vision = vision
         self._config = state.config
         self._vocab_size = vocab_size
         self._arrivals = count()
@@ -37,12 +42,14 @@ class Admission:
     def submit(self, request: Request, now: float) -> RequestState:
         """Queue all choices of a request. Raises RequestRefused and keeps nothing."""
         check_request(request, self._config, self._vocab_size)
+        check_images(request, self._vision, self._config.max_num_batched_tokens)
         if request.request_id in self._state.requests:
             raise _invalid("request_id", request.request_id, "not in use")
         self._check_queue(request)
         timeout = request.queue_timeout
         deadline = None if timeout is None else now + timeout
-        state = RequestState(request, next(self._arrivals), deadline, last_report=now)
+        spans = AtomicSpans.of(request.images, self._vision)
+        state = RequestState(request, next(self._arrivals), deadline, spans, last_report=now)
         chain = HashChain(
             root_hash(self._config.model_fingerprint, request.cache_salt),
             self._config.unit_tokens,
@@ -100,6 +107,7 @@ def resolve_sampling(request: Request, choice: int, config: CoreConfig) -> Sampl
         stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *eos))),
         min_tokens=stopping.min_tokens,
         logprobs=config.max_logprobs if request.logprobs == -1 else request.logprobs,
+        grammar=sampling.grammar,
     )
 
 
@@ -145,10 +153,6 @@ def _check_prompt(request: Request, config: CoreConfig, vocab_size: int) -> None
             f"holds at most {room} beside the output",
             field="prompt_token_ids",
         )
-    for image in request.images:
-        if not 0 <= image.offset < image.offset + image.length <= len(tokens):
-            where = f"{image.offset}..{image.offset + image.length}"
-            raise _invalid("images", where, f"within the {len(tokens)} tokens of the prompt")
 
 
 def _check_sampling(request: Request, vocab_size: int) -> None:

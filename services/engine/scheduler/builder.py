@@ -235,13 +235,15 @@ class Planner:
 
 
 def _begin(s: Sequence) -> SequenceBegin:
-    if not s.sampling.has_penalties:
-        return SequenceBegin(s.sampling, output_tokens=s.outputs)
+    images = s.state.request.images
+    if not s.sampling.needs_history:
+        return SequenceBegin(s.sampling, output_tokens=s.outputs, images=images)
     return SequenceBegin(
         s.sampling,
         prompt_token_ids=tuple(s.tokens[: s.prompt_length]),
         output_token_ids=tuple(s.tokens[s.prompt_length :]),
         output_tokens=s.outputs,
+        images=images,
     )
 
 

@@ -9,6 +9,7 @@ from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
 from services.engine.images import ImageSpan
+from services.engine.sampling.params import GrammarUse
 from services.engine.scheduler.plan import Logprob
 
 
@@ -40,6 +41,7 @@ class RequestSampling:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: GrammarUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

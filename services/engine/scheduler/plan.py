@@ -23,9 +23,10 @@ SequenceId = NewType("SequenceId", int)
 class SequenceBegin:
     """What an executor keeps of a sequence from its first step on, and again after preemption.
 
-    Token ids are those that penalties count: the prompt and the output so far; both empty where
-    `sampling` has no penalties. `output_tokens` is the number of tokens generated so far. `images`
-    are all of its images; executors get their pixels by digest from an `ImageSource`.
+    Token ids are those that penalties count and grammars follow: the prompt and the output so
+    far; both empty where `sampling` needs neither. `output_tokens` is the number of tokens
+    generated so far. `images` are all of its images; executors get their pixels by digest from an
+    `ImageSource`.
     """
 
     sampling: SamplingParams

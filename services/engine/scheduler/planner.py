@@ -9,6 +9,8 @@ Rules, in order:
 3. A waiting sequence is admitted when a seat is free and all its known tokens fit. It may preempt
    running sequences of a strictly worse priority, and only if that is enough.
 4. The first waiting sequence that cannot be admitted closes the queue for this step.
+5. A range of tokens that must be computed in one step (`AtomicSpans`) is granted whole or not at
+   all. Its turn may use up the tokens set aside for decoding sequences of a worse rank.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Literal
 
 from services.engine.scheduler.plan import SequenceId
 from services.engine.scheduler.sequence import Rank
+from services.engine.scheduler.spans import NO_SPANS, AtomicSpans
 
 UNLIMITED = 1 << 62
 
@@ -49,6 +52,7 @@ class Candidate:
     tokens: int  # known tokens to compute
     drafts: int = 0  # further tokens to verify
     limit: int = UNLIMITED  # most tokens of a step
+    spans: AtomicSpans = NO_SPANS
     pages: dict[str, int] = field(default_factory=dict)  # length of the page tables
     in_place: bool = False  # the state slot may be overwritten
     claims: dict[str, int] = field(default_factory=dict)
@@ -59,6 +63,15 @@ class Candidate:
     def decoding(self) -> bool:
         """One known token, which gives the next one."""
         return self.running and self.tokens == 1
+
+    @property
+    def least(self) -> int:
+        """The fewest tokens that may be computed."""
+        return self.spans.least(self.start)
+
+    def whole(self, tokens: int) -> int:
+        """As many of `tokens` as may be computed; 0 where that are fewer than `least`."""
+        return self.spans.cut(self.start + tokens) - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +136,32 @@ class _Walk:
 
     def _serve(self, c: Candidate) -> None:
         self._reserved -= c.decoding
-        wanted = min(c.tokens, c.limit, self._budget - self._reserved)
+        wanted = self._wanted(c)
         if wanted <= 0:
             return
-        while (fits := self._fits(c, self._room)) < 1:
+        while (fits := self._fits(c, self._room)) < c.least:
             self._short = True
             victim = self._victims[-1]
             if victim.rank <= c.rank:
                 return
             self._preempt(victim)
-        tokens = min(wanted, fits)
+        tokens = c.whole(min(wanted, fits))
         self._short |= fits < wanted
         self._grant(c, tokens, self._drafts(c, tokens))
 
+    def _wanted(self, c: Candidate) -> int:
+        """Tokens that limit and budget allow.
+
+        A span, and a token that was set aside, may take what is set aside for worse ranks.
+        """
+        room, least = max(0, self._budget - self._reserved), c.least
+        if (least > 1 or c.decoding) and least <= self._budget:
+            room = max(room, least)
+        return c.whole(min(c.tokens, max(c.limit, least), room))
+
     def _admit(self, c: Candidate) -> bool:
         """Whether the queue stays open behind `c`."""
-        wanted = min(c.tokens, c.limit, self._budget - self._reserved)
+        wanted = self._wanted(c)
         worse = [v for v in self._victims if v.rank[0] > c.rank[0]]
         if wanted <= 0 or not (self._seats or worse):
             return False

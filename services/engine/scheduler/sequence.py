@@ -11,6 +11,7 @@ from services.engine.cache.manager import SequenceTable
 from services.engine.sampling.params import SamplingParams
 from services.engine.scheduler.messages import Request
 from services.engine.scheduler.plan import Logprob, SequenceId
+from services.engine.scheduler.spans import NO_SPANS, AtomicSpans
 
 Rank = tuple[int, int, int]  # priority, arrival, choice: the smallest runs first
 
@@ -34,6 +35,7 @@ class RequestState:
     request: Request
     arrival: int
     deadline: float | None  # clock reading after which it may not start any more
+    spans: AtomicSpans = NO_SPANS
     sequences: list[Sequence] = field(default_factory=list)
     prompt_done: bool = False
     started: bool = False
@@ -101,6 +103,19 @@ class Sequence:
         state = self.state
         asked = state.request.prompt_logprobs is not None
         return asked and self is state.leader and not state.prompt_done
+
+    @property
+    def spans(self) -> AtomicSpans:
+        """Where its tokens may not be cut."""
+        return self.state.spans
+
+    def boundary(self, position: int) -> int:
+        """The last unit boundary up to `position` at which no span is cut."""
+        unit = self.chain.unit_tokens
+        boundary = position // unit * unit
+        while (cut := self.spans.cut(boundary)) < boundary:
+            boundary = cut // unit * unit
+        return boundary
 
     @property
     def restorable_hashes(self) -> Seq[UnitHash]:

@@ -22,8 +22,8 @@ def kept_targets(sequence: Sequence, match: Match, unit_tokens: int) -> set[int]
 
     The last prompt token is always computed again, so the last useful boundary lies before it.
     """
-    last = (len(sequence.tokens) - 1) // unit_tokens * unit_tokens
-    wanted = {last, match.chain * unit_tokens}
+    last = sequence.boundary(len(sequence.tokens) - 1)
+    wanted = {last, sequence.boundary(match.chain * unit_tokens)}
     return {p for p in wanted if p > match.units * unit_tokens}
 
 
@@ -35,7 +35,7 @@ def keeps_snapshot(config: CoreConfig, sequence: Sequence, position: int) -> boo
 
 def wants_snapshot(config: CoreConfig, sequence: Sequence, position: int) -> bool:
     """Whether a snapshot is taken at this position."""
-    if not config.enable_prefix_caching or position % config.unit_tokens:
+    if not config.enable_prefix_caching or sequence.boundary(position) != position:
         return False
     is_output = position >= sequence.turn_start
     return is_output or keeps_snapshot(config, sequence, position)

@@ -38,10 +38,19 @@ def find_hits(state: SchedulerState) -> Hits:
         if not seats and s.rank[0] >= worst:
             break
         if s.phase is Phase.READY:
-            match = state.cache.index.match(s.restorable_hashes)
+            match = _longest_match(state, s)
             found[s.id] = Hit(s, match)
             budget -= len(s.tokens) - match.units * state.cache.unit_tokens
     return found
+
+
+def _longest_match(state: SchedulerState, s: Sequence) -> Match:
+    """The longest restorable prefix that ends at no place where the sequence may not be cut."""
+    hashes, unit = s.restorable_hashes, state.cache.unit_tokens
+    match = state.cache.index.match(hashes)
+    while (units := s.boundary(match.units * unit) // unit) < match.units:
+        match = Match(state.cache.index.match(hashes[:units]).units, match.chain)
+    return match
 
 
 def survey(state: SchedulerState, hits: Hits, drafts: Drafts) -> PlanView:
@@ -93,6 +102,7 @@ def _running(state: SchedulerState, s: Sequence, drafts: int) -> Candidate:
         tokens=len(s.tokens) - s.computed,
         drafts=drafts,
         limit=_limit(state, s),
+        spans=s.spans,
         pages={name: len(pages) for name, pages in table.pages.items()},
         in_place=all(writes_in_place(cache, table, name) for name in cache.state_groups),
     )
@@ -114,6 +124,7 @@ def _waiting(state: SchedulerState, hit: Hit) -> Candidate:
         start=start,
         tokens=len(s.tokens) - start,
         limit=_limit(state, s),
+        spans=s.spans,
         pages={g.name: start // g.page_tokens for g in cache.page_groups},
         claims=claims,
         shares=shares,

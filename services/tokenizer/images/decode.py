@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from services.tokenizer.images.errors import ImageError
 from services.tokenizer.images.sizing import Sizing
-from services.tokenizer.workers import WorkerEndedError, WorkerLimits, WorkerPool
+from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 
 _WORKER = "services.tokenizer.images.decode_worker"
 # What the costliest kind, a transparent WebP picture, takes with its turned and flattened copies

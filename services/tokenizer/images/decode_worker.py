@@ -26,7 +26,7 @@ from services.tokenizer.images.sizing import (
     TokenBudget,
     framed,
 )
-from services.tokenizer.worker_process import answer_requests, arguments
+from services.common.worker_process import answer_requests, arguments
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # A JPEG file of several pictures (MPO, as many cameras write it) is read as its first one.

@@ -25,7 +25,7 @@ from warhorse.v1 import common_pb2, tokenizer_pb2
 
 from services.common.errors import ServiceError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 DETAILS = ("auto", "low", "high")
 _MAX_ECHO = 64
 
@@ -79,7 +79,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All that a template sees, before any family's rules."""
+    """All that a template sees, before any family's rules.
+
+    response_format: OpenAI's object, None for free text. task: a quick instruction, or empty.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -88,6 +91,8 @@ class Conversation:
     enable_thinking: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    response_format: dict[str, Any] | None = None
+    task: str = ""
 
     def images(self) -> tuple[ImagePart, ...]:
         """All images in the order of messages and parts."""
@@ -112,6 +117,8 @@ def from_request(request: tokenizer_pb2.RenderRequest) -> Conversation:
         enable_thinking=(request.enable_thinking if request.HasField("enable_thinking") else None),
         add_generation_prompt=_adds_prompt(request),
         continue_final_message=request.continue_final_message,
+        response_format=_response_format(request.response_format_json),
+        task=request.task,
     )
     _check_continuation(conversation)
     return conversation
@@ -191,6 +198,17 @@ def _tool(tool: tokenizer_pb2.Tool, where: str) -> dict[str, Any]:
 
 def _template_arguments(text: str) -> dict[str, Any]:
     return json_object(text, "template_kwargs_json") if text else {}
+
+
+def _response_format(text: str) -> dict[str, Any] | None:
+    form = json_object(text, "response_format_json") if text else {}
+    kind = form.get("type", "text")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise refuse(
+            f"type must be text, json_object or json_schema; got {str(kind)[:_MAX_ECHO]!r}",
+            "response_format",
+        )
+    return None if kind == "text" else form
 
 
 def json_object(text: str, field_name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from services.tokenizer.workers import WorkerEndedError, WorkerLimits, WorkerPool
+from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 
 _WORKER = "services.tokenizer.rendering.worker"
 

@@ -32,8 +32,11 @@ class PlainRules(FamilyRules):
     """For templates of which nothing is known: developer messages become system messages."""
 
     def prepare(self, conversation: Conversation) -> Conversation:
-        messages = tuple(_as_system(message) for message in conversation.messages)
-        return replace(conversation, messages=messages)
+        messages = [_as_system(message) for message in conversation.messages]
+        if any(message.images for message in messages if message.role == "tool"):
+            # A template that puts results in order would otherwise take their images out of it.
+            messages = order_results(messages)
+        return replace(conversation, messages=tuple(messages))
 
     def arguments(self, conversation: Conversation) -> dict[str, Any]:
         given = dict(conversation.arguments)

@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
+from services.common.worker_process import answer_requests, arguments
 from services.tokenizer.rendering.environment import TemplateRefusalError, make_environment
-from services.tokenizer.worker_process import answer_requests, arguments
 
 _MAX_MESSAGE_CHARS = 300
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tests.models.deepseek_v4.conftest import Model, prompt
+from tests.models.deepseek_v4.conftest import GetNano, Model, load, prompt
 from tests.models.runner import Live, Part, Runner
 
 TOKENS = 150  # beyond the first HCA entry at 128 and the index top-k of 8 entries
@@ -90,6 +90,11 @@ def test_rejected_drafts_leave_nothing_behind(
     live.slot = slots[0][accepted - 1]
     rest = [runner.step([Part(live, [t])])[0][0] for t in ids[125 + accepted : 135]]
     assert torch.equal(torch.cat(rest), expected[125 + accepted : 135])
+
+
+def test_bf16_activations_change_no_bit_either(get_nano: GetNano, ids: list[int]) -> None:
+    runner = Runner([load(get_nano("0731"), dtype=torch.bfloat16)])
+    assert torch.equal(runner.run(ids[:50], 7), runner.run(ids[:50], 50))
 
 
 def test_two_threads_change_no_bit_of_row_independence(nano: Model, ids: list[int]) -> None:

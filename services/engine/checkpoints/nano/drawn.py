@@ -73,11 +73,11 @@ def stored_tensors(
     block = config["quantization_config"]["weight_block_size"][0]
     tensors: dict[str, Tensor] = {}
     for drawing in drawings:
-        tensors |= _stored(drawing, _generator(drawing.name, seed), config, block)
+        tensors |= _stored(drawing, generator_for(drawing.name, seed), config, block)
     return tensors
 
 
-def _generator(name: str, seed: int) -> torch.Generator:
+def generator_for(name: str, seed: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cache_rows import RowFormat
 from kernels.paged_attention import write_pages
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotate_tail_pairs
@@ -17,7 +18,13 @@ from services.engine.layers.context import STATE_GROUP
 from services.engine.layers.deepseek.compressor import Compressor, CompressorConfig
 from services.engine.layers.deepseek.context import WINDOW_GROUP, DeepseekContext
 from services.engine.layers.deepseek.grouped import GroupedOutput
-from services.engine.layers.deepseek.indexer import INDEX_GROUP, IndexerConfig, LightningIndexer
+from services.engine.layers.deepseek.indexer import (
+    INDEX_GROUP,
+    IndexerConfig,
+    LightningIndexer,
+    index_name,
+)
+from services.engine.layers.deepseek.rows import row_tensor, stored
 from services.engine.layers.linear import Linear
 from services.engine.layers.norm import RmsNorm
 from services.engine.models.base import Collectives
@@ -28,11 +35,12 @@ CSA_RATIO = 4  # overlapping windows, chosen by an indexer
 HCA_RATIO = 128  # every entry attended to
 CSA_GROUP = "csa"
 HCA_GROUP = "hca"
+ENTRY_GROUPS = {CSA_RATIO: CSA_GROUP, HCA_RATIO: HCA_GROUP}
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Head counts and widths, all ranks together."""
+    """Head counts and widths, all ranks together; `form` of window rows and entries."""
 
     hidden: int
     heads: int
@@ -42,6 +50,30 @@ class LatentConfig:
     output_rank: int
     eps: float
     indexer: IndexerConfig
+    form: RowFormat | None = None
+
+    def compressor(self, ratio: int) -> CompressorConfig | None:
+        """Of a layer with entries of `ratio` tokens; None for ratio 0, a window alone."""
+        if not ratio:
+            return None
+        overlap = ratio == CSA_RATIO
+        return CompressorConfig(self.hidden, self.head_dim, ratio, overlap, self.eps, self.form)
+
+    def cache_tensors(
+        self, name: str, ratio: int, dtype: torch.dtype
+    ) -> Mapping[str, tuple[CacheTensor, ...]]:
+        """Cache tensors of the layer `name` by group; `dtype` is that of rows without a form."""
+        row = row_tensor(f"{name}.kv", self.head_dim, dtype, self.form)
+        tensors: dict[str, tuple[CacheTensor, ...]] = {WINDOW_GROUP: (row,)}
+        compressor = self.compressor(ratio)
+        if compressor is not None:
+            tensors[ENTRY_GROUPS[ratio]] = compressor.page_tensors(name, dtype)
+            tensors[STATE_GROUP] = compressor.state_tensors(name)
+        if ratio == CSA_RATIO:
+            keys, index = self.indexer.keys, index_name(name)
+            tensors[INDEX_GROUP] = keys.page_tensors(index, dtype)
+            tensors[STATE_GROUP] += keys.state_tensors(index)
+        return tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +103,7 @@ class LatentAttention:
         collectives: Collectives,
     ) -> LatentAttention:
         """`ratio` 0 attends to the window alone."""
-        c, world = config, reader.shard.world
+        c, world, compressor = config, reader.shard.world, config.compressor(ratio)
         sinks = even_part(reader.shard, 0, c.heads, what="num_attention_heads")
         return cls(
             name=name,
@@ -91,23 +123,13 @@ class LatentAttention:
                 hidden=c.hidden,
                 collectives=collectives,
             ),
-            compressor=_compressor(reader, name, c, ratio),
+            compressor=Compressor.load(reader.at("compressor"), name, compressor)
+            if compressor is not None
+            else None,
             indexer=LightningIndexer.load(reader.at("indexer"), name, c.indexer)
             if ratio == CSA_RATIO
             else None,
         )
-
-    def cache_tensors(self, dtype: torch.dtype) -> Mapping[str, tuple[CacheTensor, ...]]:
-        """Cache tensors by group; rows and entries of type `dtype`."""
-        row = CacheTensor(f"{self.name}.kv", (self.config.head_dim,), dtype)
-        tensors: dict[str, tuple[CacheTensor, ...]] = {WINDOW_GROUP: (row,)}
-        if self.compressor is not None:
-            tensors[_entry_group(self.compressor)] = self.compressor.page_tensors(dtype)
-            tensors[STATE_GROUP] = self.compressor.state_tensors()
-        if self.indexer is not None:
-            tensors[INDEX_GROUP] = self.indexer.keys.page_tensors(dtype)
-            tensors[STATE_GROUP] += self.indexer.keys.state_tensors()
-        return tensors
 
     def __call__(self, x: torch.Tensor, ctx: DeepseekContext) -> torch.Tensor:
         angles = ctx.angles(compressed=self.compressor is not None)
@@ -133,25 +155,15 @@ class LatentAttention:
         angles = ctx.angles(compressed=self.compressor is not None)
         kv_T1D = self.kv_norm(self.kv(x))[:, None]
         kv_TD = rotate_tail_pairs(kv_T1D, angles.cos_TF, angles.sin_TF).squeeze(1)
-        rows = Rows(ctx.pools[WINDOW_GROUP][f"{self.name}.kv"], ctx.pages(WINDOW_GROUP))
-        write_pages(kv_TD, rows.pool, rows.pages, ctx.sequence_T, ctx.positions_T)
+        form, pool = self.config.form, ctx.pools[WINDOW_GROUP][f"{self.name}.kv"]
+        rows = Rows(pool, ctx.pages(WINDOW_GROUP), form)
+        write_pages(stored(kv_TD, form), pool, rows.pages, ctx.sequence_T, ctx.positions_T)
         return rows
 
     def _entries(self, qr: torch.Tensor, x: torch.Tensor, ctx: DeepseekContext) -> Entries | None:
         if self.compressor is None:
             return None
-        group = _entry_group(self.compressor)
-        rows = Rows(self.compressor(x, ctx, group), ctx.pages(group))
+        ratio = self.compressor.config.ratio
+        rows = self.compressor(x, ctx, ENTRY_GROUPS[ratio])
         selected_TS = None if self.indexer is None else self.indexer(qr, x, ctx)
-        return Entries(rows, ctx.visible(self.compressor.config.ratio), selected_TS)
-
-
-def _entry_group(compressor: Compressor) -> str:
-    return CSA_GROUP if compressor.config.ratio == CSA_RATIO else HCA_GROUP
-
-
-def _compressor(reader: WeightReader, name: str, c: LatentConfig, ratio: int) -> Compressor | None:
-    if not ratio:
-        return None
-    config = CompressorConfig(c.hidden, c.head_dim, ratio, overlap=ratio == CSA_RATIO, eps=c.eps)
-    return Compressor.load(reader.at("compressor"), name, config)
+        return Entries(rows, ctx.visible(ratio), selected_TS)

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cache_rows import RowFormat
 from kernels.compressor import OVERLAP_STATE_ROWS, STATE_ROWS, pool_rows, write_entries
+from kernels.hadamard import hadamard
 from kernels.rotary import rotate_tail_pairs
+from kernels.sparse_attention import Rows
 from services.engine.cache.spec import CacheTensor
 from services.engine.checkpoints.loader import WeightReader
 from services.engine.layers.deepseek.context import DeepseekContext
+from services.engine.layers.deepseek.rows import row_tensor, stored
 from services.engine.layers.linear import Linear
 from services.engine.layers.norm import RmsNorm
 
@@ -19,18 +23,32 @@ from services.engine.layers.norm import RmsNorm
 
 @dataclass(frozen=True, slots=True)
 class CompressorConfig:
-    """One entry of width `width` for every `ratio` tokens."""
+    """One entry of width `width` for every `ratio` tokens.
+
+    `form` None stores entries in the compute type; `rotated` stores them Hadamard-rotated.
+    """
 
     hidden: int
     width: int
     ratio: int
     overlap: bool
     eps: float
+    form: RowFormat | None = None
+    rotated: bool = False
 
     @property
     def channels(self) -> int:
         """Values that are pooled per token."""
         return (2 if self.overlap else 1) * self.width
+
+    def page_tensors(self, name: str, dtype: torch.dtype) -> tuple[CacheTensor, ...]:
+        """One entry of the paged group of the compressor `name`."""
+        return (row_tensor(f"{name}.entries", self.width, dtype, self.form),)
+
+    def state_tensors(self, name: str) -> tuple[CacheTensor, ...]:
+        """What one slot of the state group holds for the compressor `name`."""
+        rows = OVERLAP_STATE_ROWS if self.overlap else STATE_ROWS
+        return (CacheTensor(f"{name}.pooled", (rows, self.width), torch.float32),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +77,16 @@ class Compressor:
             norm=RmsNorm.load(reader, "norm", config.width, config.eps, zero_centred=False),
         )
 
-    def page_tensors(self, dtype: torch.dtype) -> tuple[CacheTensor, ...]:
-        """One entry of this compressor's paged group."""
-        return (CacheTensor(f"{self.name}.entries", (self.config.width,), dtype),)
-
-    def state_tensors(self) -> tuple[CacheTensor, ...]:
-        """What one slot of the state group holds."""
-        rows = OVERLAP_STATE_ROWS if self.config.overlap else STATE_ROWS
-        return (CacheTensor(f"{self.name}.pooled", (rows, self.config.width), torch.float32),)
-
-    def __call__(self, x: torch.Tensor, ctx: DeepseekContext, group: str) -> torch.Tensor:
-        """Store the entries of closed windows; the pool [pages, N, D] that they are in."""
-        pool = ctx.pools[group][f"{self.name}.entries"]
-        at = (ctx.pages(group), ctx.sequence_T, ctx.positions_T)
-        write_entries(self._entries(x, ctx), pool, *at, self.config.ratio)
-        return pool
+    def __call__(self, x: torch.Tensor, ctx: DeepseekContext, group: str) -> Rows:
+        """Store the entries of closed windows; where all entries are."""
+        c, pool = self.config, ctx.pools[group][f"{self.name}.entries"]
+        rows = Rows(pool, ctx.pages(group), c.form)
+        entries_TD = self._entries(x, ctx)
+        if c.rotated:
+            entries_TD = hadamard(entries_TD)
+        at = (rows.pages, ctx.sequence_T, ctx.positions_T)
+        write_entries(stored(entries_TD, c.form), pool, *at, c.ratio)
+        return rows
 
     def _entries(self, x: torch.Tensor, ctx: DeepseekContext) -> torch.Tensor:
         """[T, D] of the type of x, of meaning for tokens that close a window."""

@@ -67,7 +67,7 @@ def rows_in_parts(matrix: Matrix, parts: int) -> tuple[Matrix, ...]:
             return tuple(PlainMatrix(rows) for rows in data.chunk(parts))
         case Fp8BlockMatrix(codes, scale, block_n, block_k):
             fine = math.gcd(codes.shape[0] // parts, block_n)
-            scale = scale.repeat_interleave(block_n // fine, 0)[: codes.shape[0] // fine]
+            scale = scale.repeat_interleave(block_n // fine, 0)[: codes.shape[0] // fine].clone()
             pairs = zip(codes.chunk(parts), scale.chunk(parts), strict=True)
             return tuple(Fp8BlockMatrix(c, s, fine, block_k) for c, s in pairs)
         case Int4Matrix() | Mxfp4Matrix():

@@ -15,15 +15,10 @@ from services.engine.checkpoints.loader import WeightReader, even_part, even_sha
 from services.engine.layers.context import STATE_GROUP
 from services.engine.layers.deepseek.context import WINDOW_GROUP
 from services.engine.layers.deepseek.grouped import GroupedOutput
+from services.engine.layers.deepseek.rows import row_tensor, stored
 from services.engine.layers.deepseek41.context import SharingContext
 from services.engine.layers.deepseek41.indexer import CandidateRole, IndexConfig, IndexSource
-from services.engine.layers.deepseek41.source import (
-    CacheForms,
-    SharedCache,
-    SourceLayer,
-    row_tensor,
-    stored,
-)
+from services.engine.layers.deepseek41.source import CacheForms, SharedCache, SourceLayer
 from services.engine.layers.linear import Linear
 from services.engine.layers.norm import RmsNorm
 from services.engine.models.base import Collectives

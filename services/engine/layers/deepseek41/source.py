@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cache_rows import COMPRESSED_ROWS, INDEX_ROWS, WINDOW_ROWS, RowFormat, encode_rows
+from kernels.cache_rows import COMPRESSED_ROWS, INDEX_ROWS, WINDOW_ROWS, RowFormat
 from kernels.compressor import STATE_ROWS, pool_rows, write_entries
 from kernels.rotary import rotate_tail_pairs
 from kernels.sparse_attention import Rows
 from services.engine.cache.spec import CacheTensor
 from services.engine.checkpoints.loader import WeightReader
+from services.engine.layers.deepseek.rows import row_tensor, stored
 from services.engine.layers.deepseek41.context import Published, SharingContext
 from services.engine.layers.linear import Linear
 from services.engine.layers.norm import RmsNorm
@@ -31,18 +32,6 @@ class CacheForms:
 
 
 QUANTISED = CacheForms(WINDOW_ROWS, COMPRESSED_ROWS, INDEX_ROWS)
-
-
-def row_tensor(name: str, width: int, dtype: torch.dtype, form: RowFormat | None) -> CacheTensor:
-    """The cache tensor of rows of `width` values."""
-    if form is None:
-        return CacheTensor(name, (width,), dtype)
-    return CacheTensor(name, (form.row_bytes(width),), torch.uint8)
-
-
-def stored(values: torch.Tensor, form: RowFormat | None) -> torch.Tensor:
-    """Values as they go into a pool."""
-    return values if form is None else encode_rows(values, form)
 
 
 @dataclass(frozen=True, slots=True)

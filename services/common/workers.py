@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.tokenizer.worker_process import LENGTH
+from services.common.worker_process import LENGTH
 
 # Beyond the worker's own alarm: a worker that is stopped (SIGSTOP) or starved is ended too.
 _GRACE_SECONDS = 5.0
@@ -84,7 +84,7 @@ class _Worker:
 def _environment() -> dict[str, str]:
     """Return the environment in which the worker finds this package."""
     root = str(Path(__file__).resolve().parents[2])
-    paths = [root, os.environ.get("PYTHONPATH", "")]
+    paths = [root, str(Path(root) / "protos"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 

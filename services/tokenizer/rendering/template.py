@@ -1,4 +1,4 @@
-"""From a conversation to the ids of its prompt."""
+"""Prompts by a chat template."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.tokenizer.images.placing import Piece, with_images
+from services.tokenizer.images.placing import with_images
 from services.tokenizer.rendering.conversation import Conversation, ImagePart, Message, refuse
 from services.tokenizer.rendering.history import argument_object
 from services.tokenizer.rendering.pool import RenderError, RenderPool
+from services.tokenizer.rendering.prompt import Prompt, encodable
 from services.tokenizer.rendering.rules import FamilyRules
 from services.tokenizer.rendering.shield import Shield, ShieldExhaustedError, strings_in
 from services.tokenizer.vocabulary import Segment, Vocabulary
-
-_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +31,34 @@ class ChatTemplate:
         return cls(source, bool("is string" in source and reads_parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rendered prompt: segments of text, and images between them.
-
-    placeholder: how `text` shows an image.
-    """
-
-    segments: tuple[Piece, ...]
-    placeholder: str = ""
-
-    @property
-    def text(self) -> str:
-        """The whole text, special tokens included."""
-        return "".join(
-            self.placeholder if isinstance(piece, ImagePart) else piece.text
-            for piece in self.segments
-        )
-
-    @property
-    def images(self) -> tuple[ImagePart, ...]:
-        """The images in the order of their places."""
-        return tuple(piece for piece in self.segments if isinstance(piece, ImagePart))
-
-
-class Renderer:
-    """Renders with one checkpoint's vocabulary. User text never gives a control token."""
+class TemplateRenderer:
+    """The renderer of one chat template with one checkpoint's vocabulary."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         rules: FamilyRules,
         template_variables: Mapping[str, Any],
+        template: ChatTemplate,
+        pool: RenderPool,
         placeholder: str | None = None,
     ) -> None:
         """template_variables: what templates see besides the request (bos_token and the like).
-        placeholder: the control token that templates write for an image."""
+        pool: where the template is run. placeholder: the control token that templates write for an
+        image."""
         self._vocabulary = vocabulary
         self._rules = rules
         self._variables = dict(template_variables)
+        self._template = template
+        self._pool = pool
         self._placeholder = placeholder
 
-    async def render(
-        self, conversation: Conversation, template: ChatTemplate, pool: RenderPool
-    ) -> Prompt:
+    async def render(self, conversation: Conversation) -> Prompt:
         """Return the prompt. Raises RenderError, or ServiceError for a field at fault."""
+        if conversation.task:
+            raise refuse("task is known to DeepSeek models only", "task")
         prepared = self._rules.prepare(conversation)
-        context = self._context(prepared, template)
+        context = self._context(prepared)
         try:
             shield = Shield(self._vocabulary.control, strings_in(context))
         except ShieldExhaustedError as error:
@@ -88,7 +68,7 @@ class Renderer:
         if prepared.continue_final_message:
             _mark_end(sent["messages"][-1], shield.end_mark)
         try:
-            text = await pool.render(template.source, sent)
+            text = await self._pool.render(self._template.source, sent)
         except RenderError as error:
             raise RenderError(shield.restore(str(error)).replace(shield.end_mark, "")) from error
         if prepared.continue_final_message:
@@ -99,21 +79,16 @@ class Renderer:
         segments = []
         for segment in self._vocabulary.split(text):
             if not segment.is_special:
-                segment = Segment(_encodable(shield.restore(segment.text)), False)
+                segment = Segment(encodable(shield.restore(segment.text)), False)
             segments.append(segment)
         pieces = with_images(segments, self._placeholder, conversation.images())
         return Prompt(pieces, self._placeholder or "")
 
-    def _context(self, conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
+    def _context(self, conversation: Conversation) -> dict[str, Any]:
         context = self._rules.arguments(conversation)
-        context["messages"] = [_as_dict(m, template) for m in conversation.messages]
+        context["messages"] = [_as_dict(m, self._template) for m in conversation.messages]
         context["tools"] = list(conversation.tools) or None
         return context
-
-
-def _encodable(text: str) -> str:
-    """Return text that UTF-8 can hold: JSON escapes can name half of a surrogate pair."""
-    return text if text.isascii() else _LONE_SURROGATES.sub("\ufffd", text)
 
 
 def _as_dict(message: Message, template: ChatTemplate) -> dict[str, Any]:

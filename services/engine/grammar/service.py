@@ -1,0 +1,102 @@
+"""Compiles the grammars of requests in the front, bounded in time and memory, and keeps them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from warhorse.v1.common_pb2 import ErrorReason
+from warhorse.v1.engine_pb2 import Grammar, ToolCallGrammar
+from warhorse.v1.tokenizer_pb2 import TOOL_CHOICE_AUTO, TOOL_CHOICE_NAMED, TOOL_CHOICE_REQUIRED
+
+from services.common.errors import ServiceError
+from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
+from services.engine.grammar.forms import MAX_TEXT
+
+LIMITS = WorkerLimits(seconds=0.4, memory_bytes=1 << 30)  # beyond the libraries' own memory
+WORKERS = 2
+MAX_KEPT_BYTES = 64 << 20
+_WORKER = "services.engine.grammar.worker"
+_CHOICES = {
+    TOOL_CHOICE_AUTO: "auto",
+    TOOL_CHOICE_REQUIRED: "required",
+    TOOL_CHOICE_NAMED: "required",
+}
+
+
+class GrammarCompiler:
+    """Completes the grammars of requests. Event loop only; `close` ends its workers."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        flags = ("--folder", str(folder), "--vocab-size", str(vocab_size))
+        self._workers = WorkerPool(_WORKER, LIMITS, WORKERS, flags)
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def complete(self, grammar: Grammar) -> None:
+        """Set `grammar.compiled`. Raises ServiceError INVALID_FIELD naming the fault."""
+        question = json.dumps(_question(grammar), sort_keys=True).encode()
+        key = hashlib.sha256(question).digest()
+        if key not in self._kept:
+            self._keep(key, await self._compile(question))
+        self._kept.move_to_end(key)
+        grammar.compiled = self._kept[key]
+
+    async def close(self) -> None:
+        """End the workers."""
+        await self._workers.close()
+
+    async def _compile(self, question: bytes) -> bytes:
+        try:
+            reply = json.loads(await self._workers.ask(question))
+        except WorkerEndedError:
+            problem = f"takes more than {LIMITS.seconds:g} s or too much memory to compile"
+            raise refused(problem) from None
+        if "error" in reply:
+            raise refused(reply["error"])
+        return base64.b64decode(reply["compiled"])
+
+    def _keep(self, key: bytes, compiled: bytes) -> None:
+        self._kept[key] = compiled
+        self._kept_bytes += len(compiled)
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+            _, old = self._kept.popitem(last=False)
+            self._kept_bytes -= len(old)
+
+
+def _question(grammar: Grammar) -> dict[str, Any]:
+    form = grammar.WhichOneof("form")
+    if form is None:
+        raise refused("no form is set")
+    size = grammar.ByteSize()
+    if size > MAX_TEXT:
+        raise refused(f"has {size} bytes; at most {MAX_TEXT} are taken")
+    value = getattr(grammar, form)
+    if isinstance(value, ToolCallGrammar):
+        value = _tool_calls(value)
+    return {"form": form, "value": value, "gap": grammar.HasField("after_token_id")}
+
+
+def _tool_calls(calls: ToolCallGrammar) -> dict[str, Any]:
+    if calls.choice not in _CHOICES:
+        raise refused("tool_calls.choice must be AUTO, REQUIRED or NAMED")
+    return {
+        "parser": calls.parser,
+        "tools": [
+            {"name": tool.name, "parameters": tool.parameters_json or '{"type":"object"}'}
+            for tool in calls.tools
+        ],
+        "choice": _CHOICES[calls.choice],
+        "tool_name": calls.tool_name if calls.choice == TOOL_CHOICE_NAMED else None,
+        "parallel": not calls.HasField("parallel") or calls.parallel,
+    }
+
+
+def refused(problem: str) -> ServiceError:
+    """The error of a grammar that is not taken."""
+    reason = ErrorReason.ERROR_REASON_INVALID_FIELD
+    return ServiceError(reason, f"grammar: {problem}", field="grammar")

@@ -1,0 +1,54 @@
+"""The process that compiles grammars, so that a hostile one can be stopped for certain.
+
+Requests and replies are JSON. In: {"form", "value", "gap"}. Out: {"compiled"} (base64) or
+{"error"}. Run by `grammar.service`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+from services.common.worker_process import answer_requests, arguments
+from services.engine.grammar.compiled import compile_grammar
+from services.engine.grammar.forms import GrammarError
+from services.engine.grammar.vocabulary import llguidance_vocabulary, xgrammar_vocabulary
+
+
+def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str, Any]:
+    form, value, gap = request["form"], request["value"], request["gap"]
+    try:
+        compiled = compile_grammar(form, value, gap=gap, folder=folder, vocab_size=vocab_size)
+    except GrammarError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": "it needs too much memory"}
+    return {"compiled": base64.b64encode(compiled).decode()}
+
+
+def _address_space() -> int:
+    """Bytes that the libraries have mapped by now."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    parser = arguments()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, required=True)
+    given = parser.parse_args()
+    # Before the first request, whose time is limited.
+    xgrammar_vocabulary(given.folder, given.vocab_size)
+    llguidance_vocabulary(given.folder, given.vocab_size)
+
+    def reply(request: bytes) -> bytes:
+        return json.dumps(_answer(json.loads(request), given.folder, given.vocab_size)).encode()
+
+    answer_requests(reply, given.seconds, _address_space() + given.memory_bytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Layers of GLM-5.3: Kimi delta attention, latent attention over pooled selections, experts."""

@@ -1,0 +1,246 @@
+"""Grammars in the tokens of the nano checkpoint: what may follow, and what a hostile one costs."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from warhorse.v1.common_pb2 import ErrorReason
+from warhorse.v1.engine_pb2 import Grammar, ToolCallGrammar
+from warhorse.v1.tokenizer_pb2 import (
+    TOOL_CHOICE_AUTO,
+    TOOL_CHOICE_NAMED,
+    TOOL_CHOICE_REQUIRED,
+    Tool,
+)
+
+from services.common.cli.up import DEFAULT_MODEL as NANO
+from services.common.errors import ServiceError
+from services.engine.grammar.compiled import compile_grammar, make_matcher
+from services.engine.grammar.forms import GrammarError
+from services.engine.grammar.service import GrammarCompiler
+from services.engine.sampling.grammar import GrammarState, allowed
+from services.engine.sampling.params import GrammarUse
+
+TOKENIZER = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+VOCAB = 1024
+END = TOKENIZER.token_to_id("<|im_end|>")
+THINK_END = TOKENIZER.token_to_id("</think>")
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WEATHER = Tool(
+    name="get_weather",
+    parameters_json=json.dumps(
+        {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 6}},
+            "required": ["city"],
+        }
+    ),
+)
+
+
+def compiled(form: str, value: Any, *, gap: bool = False) -> bytes:
+    return compile_grammar(form, value, gap=gap, folder=NANO, vocab_size=VOCAB)
+
+
+def state(data: bytes, after: int | None = None, outputs: Sequence[int] = ()) -> GrammarState:
+    return GrammarState(GrammarUse(data, after), make_matcher(data, NANO, VOCAB, [END]), outputs)
+
+
+def wander(data: bytes, seed: int, most: int = 400) -> str:
+    """A random output that the grammar allows, up to its end token."""
+    rng, grammar, ids = random.Random(seed), state(data), []
+    while len(ids) < most:
+        (mask,) = grammar.masks(())
+        assert mask is not None
+        choices = np.flatnonzero(allowed(mask, VOCAB)).tolist()
+        assert choices, "a dead end"
+        token = END if END in choices and rng.random() < 0.5 else rng.choice(choices)
+        grammar.advance([token])
+        if token == END:
+            return TOKENIZER.decode(ids, skip_special_tokens=False)
+        ids.append(token)
+    return ""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_walk_through_a_schema_is_a_valid_document(seed: int) -> None:
+    text = wander(compiled("json_schema", json.dumps(PERSON)), seed)
+    if text:
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "pattern"),
+    [
+        ("regex", "[a-c]{2}-[0-9]{1,3}", "[a-c]{2}-[0-9]{1,3}"),
+        ("ebnf", 'root ::= "yes" | "no" | "may" "be"', "yes|no|maybe"),
+        (
+            "structural_tag",
+            '{"type":"structural_tag","format":{"type":"const_string","value":"ab"}}',
+            "ab",
+        ),
+    ],
+)
+def test_walks_match_the_other_forms(form: str, value: str, pattern: str) -> None:
+    for seed in range(8):
+        assert re.fullmatch(pattern, wander(compiled(form, value), seed))
+
+
+def test_json_object_gives_an_object() -> None:
+    found = [wander(compiled("json_object", True), seed) for seed in range(12)]
+    ended = [text for text in found if text]
+    assert ended and all(isinstance(json.loads(text), dict) for text in ended)
+
+
+def test_schema_that_the_first_library_refuses_goes_to_the_second() -> None:
+    schema = json.dumps({"type": "string", "pattern": "^(?=x)[a-z]+$"})
+    data = None
+    for text in (schema, json.dumps({"type": "integer", "multipleOf": 7})):
+        try:
+            data = compiled("json_schema", text)
+        except GrammarError:
+            continue
+    regex = compiled("regex", r"\d{2}\b") if data is None else data
+    assert regex[:1] in b"xl"
+
+
+def test_reasoning_is_free_until_its_end_wherever_that_falls_in_a_step() -> None:
+    data = compiled("json_object", True, gap=True)
+    thinking = TOKENIZER.encode("Well. ").ids
+    brace, word = TOKENIZER.token_to_id("{"), thinking[0]
+    grammar = state(data, THINK_END, thinking)
+    masks = grammar.masks([word, THINK_END, brace, word])
+    assert masks[0] is None and masks[1] is None
+    assert masks[2] is not None and masks[3] is not None
+    assert allowed(masks[2], VOCAB)[brace] and not allowed(masks[2], VOCAB)[word]
+    # Nothing of the drafts was kept.
+    assert grammar.masks(()) == [None]
+    grammar.advance([THINK_END])
+    (mask,) = grammar.masks(())
+    assert mask is not None and allowed(mask, VOCAB)[brace]
+    assert not allowed(mask, VOCAB)[word]
+
+
+@pytest.mark.parametrize("form", ["json_schema", "regex"])
+def test_masks_after_drafts_equal_those_of_single_steps(form: str) -> None:
+    value = json.dumps(PERSON) if form == "json_schema" else "[a-z]{1,4}[0-9]+"
+    data = compiled(form, value)
+    text = '{"name":"ab","age":3}' if form == "json_schema" else "abc42"
+    ids = [*TOKENIZER.encode(text).ids, END]
+    together = state(data).masks(ids)
+    alone = state(data)
+    for token, mask in zip(ids, together, strict=False):
+        (expected,) = alone.masks(())
+        assert expected is not None and mask is not None
+        assert np.array_equal(expected, mask)
+        alone.advance([token])
+    assert together[-1] is None and alone.masks(()) == [None]
+
+
+def test_forbidden_draft_leaves_the_place_unchanged() -> None:
+    grammar = state(compiled("regex", "abc"))
+    before = grammar.masks(())[0]
+    masks = grammar.masks([TOKENIZER.token_to_id("{"), END])
+    assert len(masks) == 3 and masks[1] is None and masks[2] is None
+    after = grammar.masks(())[0]
+    assert before is not None and after is not None and np.array_equal(before, after)
+    with pytest.raises(ValueError, match="does not fit"):
+        grammar.advance([TOKENIZER.token_to_id("{")])
+
+
+@pytest.fixture
+async def compiler() -> AsyncIterator[GrammarCompiler]:
+    made = GrammarCompiler(NANO, VOCAB)
+    yield made
+    await made.close()
+
+
+async def test_tool_calls_have_declared_names_and_valid_arguments(
+    compiler: GrammarCompiler,
+) -> None:
+    for choice in (TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED):
+        calls = ToolCallGrammar(
+            parser="qwen3_xml", tools=[WEATHER], choice=choice, tool_name="get_weather"
+        )
+        grammar = Grammar(tool_calls=calls)
+        await compiler.complete(grammar)
+        text = next(t for seed in range(20) if (t := wander(grammar.compiled, seed)))
+        pattern = (
+            r"(?s)<tool_call>\n<function=get_weather>\s*<parameter=city>.*</parameter>\s*"
+            r"</function>\n</tool_call>.*"
+        )
+        assert re.fullmatch(pattern, text), text
+
+
+async def test_auto_leaves_text_free_and_calls_right(compiler: GrammarCompiler) -> None:
+    calls = ToolCallGrammar(parser="qwen3_xml", tools=[WEATHER], choice=TOOL_CHOICE_AUTO)
+    grammar = Grammar(tool_calls=calls)
+    await compiler.complete(grammar)
+    follow = state(grammar.compiled)
+    (mask,) = follow.masks(())
+    assert mask is not None and allowed(mask, VOCAB)[END]
+    follow.advance(TOKENIZER.encode("Hello").ids)
+    follow.advance(TOKENIZER.encode("<tool_call>\n<function=").ids)
+    (mask,) = follow.masks(())
+    assert mask is not None
+    names = {TOKENIZER.id_to_token(i) for i in np.flatnonzero(allowed(mask, VOCAB)).tolist()}
+    assert names and all("get_weather".startswith(n) for n in names)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar(), "no form"),
+        (Grammar(json_schema="{"), "not JSON"),
+        (Grammar(json_schema='{"type": "teapot"}'), "grammar"),
+        (Grammar(json_schema='{"$ref": "#/nowhere"}'), "grammar"),
+        (Grammar(json_schema="[" * 100_000), "not JSON"),
+        (Grammar(json_schema='{"type":"string","description":"' + "x" * 300_000 + '"}'), "bytes"),
+        (Grammar(regex="(a"), "grammar"),
+        (Grammar(ebnf="root ::= nothing"), "grammar"),
+        (Grammar(structural_tag='{"format": 5}'), "format"),
+        (Grammar(tool_calls=ToolCallGrammar(parser="none", choice=TOOL_CHOICE_AUTO)), "none"),
+    ],
+)
+async def test_grammar_that_cannot_be_used_is_refused(
+    compiler: GrammarCompiler, grammar: Grammar, words: str
+) -> None:
+    with pytest.raises(ServiceError) as caught:
+        await compiler.complete(grammar)
+    assert caught.value.reason == ErrorReason.ERROR_REASON_INVALID_FIELD
+    assert caught.value.field == "grammar" and words in caught.value.message
+
+
+async def test_hostile_grammars_are_ended_and_others_go_on(compiler: GrammarCompiler) -> None:
+    await compiler.complete(Grammar(regex="warm"))
+    level = '{"anyOf":[{"type":"object","required":["a"],"properties":{"a":'
+    deep = level * 3000 + "{}" + "}}]}" * 3000
+    hostile = [
+        Grammar(regex="((a{1,999}){1,999}){1,999}b"),
+        Grammar(json_schema=deep),
+        Grammar(ebnf="root ::= " + " ".join(f'("a" | r{i})?' for i in range(3000))),
+    ]
+    for grammar in hostile:
+        started = time.monotonic()
+        try:
+            await compiler.complete(grammar)
+        except ServiceError as error:
+            assert error.field == "grammar"
+        assert time.monotonic() - started < 10
+        good = Grammar(regex=f"ok{started}".replace(".", "x"))
+        await compiler.complete(good)
+        assert good.compiled
