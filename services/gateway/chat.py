@@ -17,6 +17,7 @@ from services.gateway.conversation import (
     text_bytes,
     tool_choice,
     tool_messages,
+    tool_name,
 )
 from services.gateway.errors import bad_request
 from services.gateway.generation import EventStream
@@ -36,6 +37,7 @@ from services.gateway.sampling import (
 )
 from services.gateway.schema.chat import ChatRequest
 from services.gateway.state import GatewayState
+from services.gateway.structured import Wanted, call_grammar, chosen, output_grammar, placed
 
 
 class ChatJob:
@@ -83,6 +85,8 @@ class ChatJob:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = getattr(request, name)
         most = max_tokens(asked, prompt, facts, name, "messages")
+        opening = self._parse_open(prompt)
+        wanted = self._wanted(opening)
         return GenerationPlan(
             prompt=prompt,
             request=engine_pb2.GenerateRequest(
@@ -96,13 +100,32 @@ class ChatJob:
                 n=request.n or 1,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt or "",
+                grammar=placed(wanted, prompt),
             ),
-            parse=self._parse_open(prompt),
+            parse=opening,
             stream_interval=request.stream_interval or 1,
             restartable=not self.streaming,
             deadline_seconds=self.state.config.request_timeout_seconds,
+            grammar_field=wanted.field if wanted else "",
             rerender=partial(render_chat, request, self.state, facts) if prompt.images else None,
         )
+
+    def _wanted(self, opening: tokenizer_pb2.ParseOpen) -> Wanted | None:
+        """What the output must look like: forced or strict calls, or a format."""
+        info = self.state.tokenizers.info
+        calls = call_grammar(
+            opening,
+            info.tool_call_parser if info else "",
+            tool_name(self._request),
+            auto=self._strict_calls(),
+        )
+        forced = opening.tool_choice != tokenizer_pb2.TOOL_CHOICE_AUTO
+        return chosen(calls, output_grammar(self._request), forced=forced)
+
+    def _strict_calls(self) -> bool:
+        level = self.state.config.tool_strict_level
+        tools = self._request.tools or ()
+        return level == "function" or (level == "auto" and any(t.function.strict for t in tools))
 
     def _output(self) -> engine_pb2.OutputParams:
         output = engine_pb2.OutputParams()
@@ -147,5 +170,6 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
     answer = await state.tokenizers.render(rendering)
     eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
     images = tuple(answer.images)
-    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos, images)
+    end = answer.reasoning_end_token_id if answer.HasField("reasoning_end_token_id") else None
+    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos, images, end)
     return truncate(request, prompt, facts)

@@ -32,6 +32,7 @@ from services.gateway.sampling import (
 )
 from services.gateway.schema.completion import CompletionRequest
 from services.gateway.state import GatewayState
+from services.gateway.structured import output_grammar, placed
 from services.gateway.tokens import pack
 
 DEFAULT_MAX_TOKENS = 16
@@ -76,6 +77,7 @@ class CompletionJob:
         asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         most = max_tokens(asked, prompt, facts, "max_tokens", "prompt")
         self.meter.max_tokens = most
+        wanted = output_grammar(request)
         opening = parse_open(request, self._request_id, prompt)
         opening.tool_call_parser = opening.reasoning_parser = "none"
         return GenerationPlan(
@@ -90,12 +92,14 @@ class CompletionJob:
                 n=request.n or 1,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt or "",
+                grammar=placed(wanted, prompt),
             ),
             parse=opening,
             first_choice=first_choice,
             stream_interval=request.stream_interval or 1,
             restartable=not self.streaming,
             deadline_seconds=self._state.config.request_timeout_seconds,
+            grammar_field=wanted.field if wanted else "",
         )
 
     def _output(self, most: int) -> engine_pb2.OutputParams:

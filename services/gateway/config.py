@@ -57,6 +57,10 @@ class GatewayConfig:
     tool_call_parser: str = field(
         default="", metadata=_help("tool-call format; default: the checkpoint's; none: off")
     )
+    tool_strict_level: Literal["none", "auto", "function"] = field(
+        default="auto",
+        metadata=_help("free tool calls follow their schemas: never, for strict tools, always"),
+    )
     reasoning_parser: str = field(
         default="", metadata=_help("reasoning format; default: the checkpoint's; none: off")
     )

@@ -31,6 +31,7 @@ def render_request(
         messages=[_message(i, m) for i, m in enumerate(request.messages)],
         tools=tool_messages(request),
         tool_choice=tool_choice(request),
+        tool_name=tool_name(request),
         continue_final_message=bool(request.continue_final_message),
         chat_template=request.chat_template or "",
     )
@@ -42,7 +43,7 @@ def render_request(
 
 
 def tool_choice(request: ChatRequest) -> tokenizer_pb2.ToolChoice:
-    """none or auto; forced calls are refused until grammars exist."""
+    """How tools may be called. Raises ApiError 400 for a tool that is not declared."""
     choice = request.tool_choice
     if choice not in (None, "none") and request.tools is None:
         raise bad_request("`tool_choice` needs `tools`.", "tool_choice")
@@ -51,11 +52,19 @@ def tool_choice(request: ChatRequest) -> tokenizer_pb2.ToolChoice:
         if choice.function.name not in names:
             message = f"`tool_choice` names {choice.function.name!r}, which is not in `tools`."
             raise bad_request(message, "tool_choice")
-    if isinstance(choice, NamedToolChoice) or choice == "required":
-        raise unsupported("A forced call (`tool_choice` required or named)", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        return tokenizer_pb2.TOOL_CHOICE_NAMED
+    if choice == "required":
+        return tokenizer_pb2.TOOL_CHOICE_REQUIRED
     if choice == "none" or not request.tools:
         return tokenizer_pb2.TOOL_CHOICE_NONE
     return tokenizer_pb2.TOOL_CHOICE_AUTO
+
+
+def tool_name(request: ChatRequest) -> str:
+    """The tool that a named choice names; "" for the other choices."""
+    choice = request.tool_choice
+    return choice.function.name if isinstance(choice, NamedToolChoice) else ""
 
 
 def tool_messages(request: ChatRequest) -> list[tokenizer_pb2.Tool]:

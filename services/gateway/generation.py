@@ -75,8 +75,14 @@ class Generation:
             try:
                 return await self._attempt(engine)
             except ServiceError as error:
-                refusal = error
-                await self._prepare_retry(engine, error)
+                refusal = self._in_client_terms(error)
+                await self._prepare_retry(engine, refusal)
+
+    def _in_client_terms(self, error: ServiceError) -> ServiceError:
+        """A grammar at fault under the name of the field that asked for it."""
+        if error.field != "grammar":
+            return error
+        return ServiceError(error.reason, error.message, field=self.plan.grammar_field)
 
     async def _prepare_retry(self, engine: EnginePeer, error: ServiceError) -> None:
         """Make ready for another attempt, or raise `error` when there shall be none."""

@@ -22,6 +22,7 @@ class Prompt:
     start_state: tokenizer_pb2.ParseState = tokenizer_pb2.PARSE_STATE_TEXT
     eos_token_ids: tuple[int, ...] = ()
     images: tuple[tokenizer_pb2.ImageInput, ...] = ()
+    reasoning_end: int | None = None  # token that ends the reasoning the output begins inside
 
     @property
     def image_tokens(self) -> int:
@@ -53,6 +54,7 @@ class GenerationPlan:
     stream_interval: int = 1
     restartable: bool = False
     deadline_seconds: float | None = None
+    grammar_field: str = ""  # field of the request that its grammar comes from
     rerender: Rerender | None = None
 
     @property

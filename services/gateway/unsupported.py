@@ -18,23 +18,8 @@ def _off(value: Any) -> bool:
     return value is None or value is False
 
 
-def _plain_text(value: Any) -> bool:
-    return value is None or value == {"type": "text"}
-
-
 # field -> whether its value asks for nothing that we cannot do
 COMMON: Mapping[str, Harmless] = {
-    "response_format": _plain_text,
-    "structured_outputs": _absent,
-    "guided_json": _absent,
-    "guided_regex": _absent,
-    "guided_choice": _absent,
-    "guided_grammar": _absent,
-    "guided_json_object": _off,
-    "structural_tag": _absent,
-    "regex": _absent,
-    "ebnf": _absent,
-    "json_schema": _absent,
     "bad_words": lambda value: not value,
     "use_beam_search": _off,
     "length_penalty": lambda value: value is None or value == 1,

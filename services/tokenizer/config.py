@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from services.common.logs import LogLevel
 from services.tokenizer.images.decode import DecodeLimits
@@ -11,6 +12,8 @@ from services.tokenizer.images.fetch import FetchLimits
 from services.tokenizer.images.publish import CacheLimits
 from services.tokenizer.images.reader import ImageLimits
 from services.tokenizer.rendering.pool import RenderLimits
+
+ToolCallRecovery = Literal["repair", "strict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class TokenizerConfig:
     )
     reasoning_parser: str = field(
         default="", metadata={"help": "Reasoning parser; empty: the checkpoint's; none: off"}
+    )
+    tool_call_recovery: ToolCallRecovery = field(
+        default="repair",
+        metadata={"help": "Broken tool-call markup: make calls where it is safe, or none"},
+    )
+    reasoning_effort_map: str = field(
+        default="",
+        metadata={"help": "Other meanings of reasoning_effort: name=value,...; unset: no effort"},
     )
     chat_template: Path | None = field(
         default=None, metadata={"help": "Chat template file instead of the checkpoint's"}

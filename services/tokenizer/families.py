@@ -8,7 +8,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from services.tokenizer.parsing.registry import ParserNames
-from services.tokenizer.rendering.rules import FamilyRules, PlainRules, QwenRules
+from services.tokenizer.rendering.deepseek import (
+    ASSISTANT,
+    EOS,
+    GROUNDING,
+    SYSTEM,
+    USER,
+    V4,
+    V41,
+    Dialect,
+)
+from services.tokenizer.rendering.rules import FamilyRules, GlmRules, PlainRules, QwenRules
 
 _TEMPLATES = Path(__file__).parent / "rendering"
 
@@ -17,17 +27,20 @@ _TEMPLATES = Path(__file__).parent / "rendering"
 class Family:
     """One family of models.
 
-    default_template: file of the chat format for checkpoints that bring none. turn_ends: tokens
+    default_template: file of the chat format for checkpoints that bring none. dialect: of prompts
+    that are written without a template; then rules and templates do not matter. turn_ends: tokens
     that end a turn. boundaries: tokens at which a turn begins or ends; in front of the last one
-    of a prompt nothing says how its output begins.
+    of a prompt nothing says how its output begins. shown: special tokens that stay in answers.
     """
 
     name: str
-    rules: Callable[[], FamilyRules]
+    rules: Callable[[Mapping[str, str]], FamilyRules]
     parsers: ParserNames
     default_template: Path | None
     turn_ends: tuple[str, ...]
     boundaries: tuple[str, ...]
+    dialect: Dialect | None = None
+    shown: tuple[str, ...] = ()
 
     def template(self) -> str | None:
         """Return the text of the built-in template, if there is one."""
@@ -45,6 +58,29 @@ def _qwen(name: str) -> Family:
     )
 
 
+def _deepseek(name: str, dialect: Dialect) -> Family:
+    return Family(
+        name,
+        PlainRules,
+        ParserNames(name, name),
+        None,
+        turn_ends=(EOS,),
+        boundaries=(USER, ASSISTANT, SYSTEM),
+        dialect=dialect,
+        shown=GROUNDING,
+    )
+
+
+_DEEPSEEK_V4 = _deepseek("deepseek_v4", V4)
+_DEEPSEEK_V41 = _deepseek("deepseek_v41", V41)
+_GLM = Family(
+    "glm5_next",
+    GlmRules,
+    ParserNames("glm45", "glm47"),
+    _TEMPLATES / "glm.jinja",
+    turn_ends=("<|user|>", "<|observation|>", "<|endoftext|>"),
+    boundaries=("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
+)
 _QWEN35 = _qwen("qwen3_5")
 _QWEN4 = _qwen("qwen4_exp")
 _UNKNOWN = Family(
@@ -59,6 +95,12 @@ _UNKNOWN = Family(
 # Model types of config.json, of the whole model and of its text part.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "deepseek_v4": _DEEPSEEK_V4,
+        "deepseek_v4_text": _DEEPSEEK_V4,
+        "deepseek_v41": _DEEPSEEK_V41,
+        "deepseek_v41_text": _DEEPSEEK_V41,
+        "glm5_next": _GLM,
+        "glm5_next_text": _GLM,
         "qwen3_5": _QWEN35,
         "qwen3_5_text": _QWEN35,
         "qwen4_exp": _QWEN4,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.common.errors import StartupError
 from services.tokenizer.families import Family, family_of
 from services.tokenizer.images.rules import ImageRules, rules_of
+from services.tokenizer.rendering.deepseek import Dialect
 from services.tokenizer.vocabulary import Vocabulary, VocabularyError
 
 _TOKEN_VARIABLES = (
@@ -36,7 +38,9 @@ _SAMPLING_NUMBERS = (
 class TokenizerFolder:
     """A checkpoint as far as text is concerned. Immutable.
 
-    template: text of the chat template; None when there is none, not even a built-in one.
+    config: config.json. template: text of the chat template; None when there is none, not even a
+    built-in one. template_source: where it is from. dialect: of prompts that are written without a
+    template.
     max_model_len: longest prompt plus output in tokens, 0 when the files do not say. vocab_rows:
     ids of the model, of which those beyond the vocabulary have no text. images: None when the model
     takes none.
@@ -54,12 +58,16 @@ class TokenizerFolder:
     max_model_len: int
     vocab_rows: int
     images: ImageRules | None = None
+    path: Path = Path()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    template_source: str = ""
+    dialect: Dialect | None = None
 
     @classmethod
     def open(cls, folder: Path, template_file: Path | None = None) -> TokenizerFolder:
         """Read a folder. Raises StartupError naming the file at fault.
 
-        template_file: a chat template that replaces the checkpoint's.
+        template_file: a chat template that replaces the checkpoint's format.
         """
         config = _json_object(folder / "config.json", required=True)
         settings = _json_object(folder / "tokenizer_config.json")
@@ -73,8 +81,12 @@ class TokenizerFolder:
             family=family,
             vocabulary=vocabulary,
             tokenizer_sha256=hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest(),
-            template=own or family.template(),
+            template=own[0] if own else family.template(),
             template_is_own=own is not None,
+            template_source=own[1] if own else f"the built-in template of {family.name}",
+            dialect=None if template_file else family.dialect,
+            path=folder,
+            config=config,
             template_variables=_template_variables(settings),
             generation_config=json.dumps(generation) if generation else "",
             stop_token_ids=_stop_ids(vocabulary, family, generation, text_config, settings),
@@ -122,19 +134,21 @@ def _vocabulary(file: Path) -> Vocabulary:
         raise StartupError(str(error)) from error
 
 
-def _template(folder: Path, settings: dict[str, Any], given: Path | None) -> str | None:
-    """Return the chat template: the given one, the folder's file, or its tokenizer_config.json."""
+def _template(folder: Path, settings: dict[str, Any], given: Path | None) -> tuple[str, str] | None:
+    """Return the chat template and its file: the given one, or the folder's own."""
     file = given or folder / "chat_template.jinja"
     if given or file.exists():
         try:
-            return file.read_text("utf-8")
+            return file.read_text("utf-8"), str(file)
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"{file}: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
-    return template if isinstance(template, str) and template else None
+    if not isinstance(template, str) or not template:
+        return None
+    return template, f"chat_template of {folder / 'tokenizer_config.json'}"
 
 
 def _token_text(value: object) -> str | None:

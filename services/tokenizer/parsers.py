@@ -43,7 +43,8 @@ def parsers_of(folder: TokenizerFolder, tools: str, reasoning: str) -> ParserNam
     """
     template = folder.template or ""
     vocabulary = folder.vocabulary.control
-    thinks = THINK_OPEN in template and THINK_CLOSE in vocabulary
+    shows = folder.dialect is not None or THINK_OPEN in template
+    thinks = shows and THINK_CLOSE in vocabulary
     found = folder.family.parsers
     if found == ParserNames() and "<function=" in template:
         found = ParserNames("qwen3", "qwen3_xml")
@@ -61,10 +62,15 @@ def parsers_of(folder: TokenizerFolder, tools: str, reasoning: str) -> ParserNam
 class SessionFactory:
     """Opens parse sessions with one checkpoint. Safe to share; sessions are independent."""
 
-    def __init__(self, folder: TokenizerFolder, defaults: ParserNames) -> None:
+    def __init__(
+        self, folder: TokenizerFolder, defaults: ParserNames, *, strict: bool = False
+    ) -> None:
+        """strict: no call is made of broken markup."""
+        self._strict = strict
         self._folder = folder
         self._vocabulary = folder.vocabulary
         self._defaults = defaults
+        self._shown = registry.markup_texts() | set(folder.family.shown)
         self._treatments: dict[tuple[frozenset[str], bool], Treatments] = {}
         control = folder.vocabulary.control
         self._think_open = control.get(THINK_OPEN, -1)
@@ -115,6 +121,7 @@ class SessionFactory:
             starts_in_reasoning=in_reasoning,
             continues_reasoning=in_reasoning and self._reasoning_has_text(tail),
             by_id=by_id,
+            strict=self._strict,
         )
 
     def _reasoning_has_text(self, tail: Sequence[int]) -> bool:
@@ -135,9 +142,7 @@ class SessionFactory:
         key = markers, skip_special
         table = self._treatments.get(key)
         if table is None:
-            table = treatments(
-                self._vocabulary, markers, registry.markup_texts(), skip_special=skip_special
-            )
+            table = treatments(self._vocabulary, markers, self._shown, skip_special=skip_special)
             for token_id in self._folder.stop_token_ids:
                 table[token_id] = (Treatment.DROP, "")
             self._treatments[key] = table

@@ -17,14 +17,17 @@ from services.tokenizer.images.publish import PictureStore
 from services.tokenizer.images.reader import ImageReader
 from services.tokenizer.parsers import parsers_of
 from services.tokenizer.parsing.registry import ParserNames
+from services.tokenizer.renderers import Pools, Renderers
+from services.tokenizer.rendering.efforts import effort_map
 from services.tokenizer.rendering.pool import RenderPool
-from services.tokenizer.service import SERVICE_NAME, Pools, TokenizerServicer
+from services.tokenizer.service import SERVICE_NAME, TokenizerServicer
 
 
 async def serve(config: TokenizerConfig) -> None:
     """Run until a stop signal. Raises StartupError for files or settings that do not serve."""
     folder = await asyncio.to_thread(TokenizerFolder.open, config.model, config.chat_template)
     names = parsers_of(folder, config.tool_call_parser, config.reasoning_parser)
+    strict = config.tool_call_recovery == "strict"
     async with AsyncExitStack() as cleanup:
         pools = Pools(
             RenderPool(config.limits, config.render_workers), RenderPool(config.limits, workers=1)
@@ -41,9 +44,10 @@ async def serve(config: TokenizerConfig) -> None:
         reader = _reader(config, folder, cleanup)
         card = _card(config, folder, names)
         card.model.takes_images = reader is not None
-        servicer = TokenizerServicer(folder, names, pools, card, reader)
+        renderers = Renderers(folder, pools, effort_map(config.reasoning_effort_map))
+        await renderers.start()
+        servicer = TokenizerServicer(folder, names, renderers, card, reader, strict_calls=strict)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
-        await pools.own.start()
         await server.start()
         server.set_serving(SERVICE_NAME, True)
         await server.run_until_signal(servicer.drain)
@@ -81,7 +85,7 @@ def _card(
         ),
         tool_call_parser=names.tools,
         reasoning_parser=names.reasoning,
-        has_chat_template=folder.template is not None,
+        has_chat_template=folder.template is not None or folder.dialect is not None,
         generation_config_json=folder.generation_config,
         stop_token_ids=folder.stop_token_ids,
         special_token_ids=folder.vocabulary.special_ids,

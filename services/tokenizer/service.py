@@ -17,10 +17,12 @@ from services.tokenizer.images.publish import Picture
 from services.tokenizer.images.reader import ImageReader
 from services.tokenizer.lanes import Lane, ParseLanes
 from services.tokenizer.parsers import SessionFactory, start_state
+from services.tokenizer.parsing.parser import THINK_CLOSE
 from services.tokenizer.parsing.registry import ParserNames
+from services.tokenizer.renderers import Renderers
 from services.tokenizer.rendering.conversation import Conversation, from_request, refuse
-from services.tokenizer.rendering.pool import RenderError, RenderPool
-from services.tokenizer.rendering.renderer import ChatTemplate, Prompt, Renderer
+from services.tokenizer.rendering.pool import RenderError
+from services.tokenizer.rendering.prompt import Prompt
 from services.tokenizer.vocabulary import Segment
 from services.tokenizer.wire import pack_ids, unpack_ids
 
@@ -33,19 +35,6 @@ _DRAIN_POLL_SECONDS = 0.02
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class Pools:
-    """Render workers: for the checkpoint's template and, apart, for templates of requests."""
-
-    def __init__(self, own: RenderPool, foreign: RenderPool) -> None:
-        self.own = own
-        self.foreign = foreign
-
-    async def close(self) -> None:
-        """End all workers."""
-        await self.own.close()
-        await self.foreign.close()
-
-
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Stateless but for the streams in flight; belongs to one event loop."""
 
@@ -53,26 +42,22 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self,
         folder: TokenizerFolder,
         names: ParserNames,
-        pools: Pools,
+        renderers: Renderers,
         card: tokenizer_pb2.DescribeTokenizerResponse,
         reader: ImageReader | None = None,
+        *,
+        strict_calls: bool = False,
     ) -> None:
         """card: what DescribeTokenizer answers, but for the process. reader: None takes no
-        images."""
+        images. strict_calls: no call is made of broken markup."""
         self._folder = folder
         self._vocabulary = folder.vocabulary
         self._names = names
-        self._pools = pools
+        self._renderers = renderers
         self._card = card
-        self._template = ChatTemplate.of(folder.template) if folder.template else None
         self._reader = reader
-        self._renderer = Renderer(
-            folder.vocabulary,
-            folder.family.rules(),
-            folder.template_variables,
-            folder.images.placeholder if folder.images else None,
-        )
-        self._sessions = SessionFactory(folder, names)
+        self._sessions = SessionFactory(folder, names, strict=strict_calls)
+        self._reasoning_end = folder.vocabulary.control.get(THINK_CLOSE)
         self._lanes: set[ParseLanes] = set()
         self._draining = False
 
@@ -90,17 +75,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """Conversation to prompt ids."""
         conversation = from_request(request)
         self._check_images(conversation)
-        template, pool = self._template, self._pools.own
-        if request.chat_template:
-            template, pool = ChatTemplate.of(request.chat_template), self._pools.foreign
-        if template is None:
-            raise ServiceError(
-                common_pb2.ERROR_REASON_TEMPLATE,
-                "the checkpoint has no chat template; send one or use completions",
-                field="messages",
-            )
+        renderer = self._renderers.of_request(request.chat_template)
         try:
-            prompt = await self._renderer.render(conversation, template, pool)
+            prompt = await renderer.render(conversation)
         except RenderError as error:
             raise ServiceError(
                 common_pb2.ERROR_REASON_TEMPLATE, f"chat template: {error}", field="messages"
@@ -119,13 +96,21 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if self._reader is not None and prompt.images:
             pictures = await self._reader.read(prompt.images)
         ids, images = await self._assembled(prompt, pictures)
+        state = self._start_state(prompt, ids)
+        is_reasoning = state == tokenizer_pb2.PARSE_STATE_REASONING
         return tokenizer_pb2.RenderResponse(
             token_ids=pack_ids(ids),
             text=prompt.text,
             images=images,
-            start_state=start_state(ids, self._folder, self._names),
+            start_state=state,
             stop_token_ids=self._folder.stop_token_ids,
+            reasoning_end_token_id=self._reasoning_end if is_reasoning else None,
         )
+
+    def _start_state(self, prompt: Prompt, ids: list[int]) -> tokenizer_pb2.ParseState:
+        if prompt.plain:
+            return tokenizer_pb2.PARSE_STATE_TEXT
+        return start_state(ids, self._folder, self._names)
 
     async def _assembled(
         self, prompt: Prompt, pictures: Sequence[Picture]

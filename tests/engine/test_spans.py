@@ -61,6 +61,6 @@ def test_a_span_takes_the_tokens_of_worse_decoders_for_its_turn() -> None:
 
 
 def test_a_span_without_memory_preempts_the_worst_sequence() -> None:
-    worst = candidate(1, releases={"kv": 3})
+    worst = candidate(1, releases={"kv": 2})
     decision = decide(view(prefill(0, 10, 60), worst, room=3))
     assert (grants(decision), decision.preempted) == ({0: (20, 0)}, (1,))

@@ -91,6 +91,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.parse_delay = 0.0
         self.render_delay = 0.0
         self.refusal: ServiceError | None = None
+        self.reasoning_end: int | None = None
         self.die_after_tokens: int | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:

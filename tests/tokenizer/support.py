@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from services.tokenizer.parsing import registry
 from services.tokenizer.parsing.calls import CallPolicy
 from services.tokenizer.parsing.deltas import CallDelta, ContentDelta, Delta, Finish, ReasoningDelta
 from services.tokenizer.parsing.dsml import MARK
 from services.tokenizer.parsing.glm import GlmGrammar
-from services.tokenizer.parsing.parser import ParserSetup, StreamParser
-from services.tokenizer.parsing.qwen import QwenGrammar
+from services.tokenizer.parsing.parser import ParserSetup, StreamParser, ToolGrammar
 from services.tokenizer.parsing.schema import ToolTable
 from services.tokenizer.rendering.deepseek import (
     ASSISTANT,
@@ -189,12 +189,41 @@ class Result:
         }
 
 
-_MARKER_SPLIT = re.compile("(" + "|".join(map(re.escape, (*STRUCTURAL, "<|im_end|>"))) + ")")
+@dataclass(frozen=True)
+class Format:
+    """A family's tool format: its parser, its vocabulary, and the tokens that end a turn."""
+
+    parser: str
+    definition: Callable[[], dict[str, Any]]
+    ends: tuple[str, ...]
+
+    @property
+    def grammar(self) -> type[ToolGrammar]:
+        found = registry.grammar(self.parser)
+        assert found is not None
+        return found
+
+    @property
+    def structural(self) -> tuple[str, ...]:
+        """Markers that are tokens of their own."""
+        return (*THINK, *self.grammar.specials)
+
+    @property
+    def split(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, (*self.structural, *self.ends))) + ")")
 
 
-def pieces_of(text: str) -> list[str]:
+FORMATS = {
+    "dsv4": Format("deepseek_v4", deepseek_definition, (EOS,)),
+    "dsv41": Format("deepseek_v41", deepseek_definition, (EOS,)),
+    "glm": Format("glm47", glm_definition, ("<|user|>", "<|observation|>")),
+    "qwen": Format("qwen3_xml", byte_level_definition, ("<|im_end|>",)),
+}
+
+
+def pieces_of(text: str, family: str = "qwen") -> list[str]:
     """Text split into ordinary parts and special tokens."""
-    return [piece for piece in _MARKER_SPLIT.split(text) if piece]
+    return [piece for piece in FORMATS[family].split.split(text) if piece]
 
 
 def chunks(text: str, size: int) -> list[str]:
@@ -202,36 +231,64 @@ def chunks(text: str, size: int) -> list[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]
 
 
+def cut_pieces(text: str, size: int, family: str = "qwen") -> list[str]:
+    """Ordinary parts cut to `size` characters, special tokens whole."""
+    form = FORMATS[family]
+    whole = (*form.structural, *form.ends)
+    pieces = pieces_of(text, family)
+    return [c for piece in pieces for c in ([piece] if piece in whole else chunks(piece, size))]
+
+
 def make_parser(
+    family: str = "qwen",
     *,
     thinking: bool = True,
     by_id: bool = True,
     policy: CallPolicy | None = None,
     tools: ToolTable | None = None,
+    strict: bool = False,
 ) -> StreamParser:
-    """A parser for the family of the cases."""
+    """A parser of a family for the tools of the cases."""
+    form = FORMATS[family]
     setup = ParserSetup(
         tool_table() if tools is None else tools,
         policy or CallPolicy(),
         starts_in_reasoning=thinking,
-        by_id=frozenset(STRUCTURAL) if by_id else frozenset(),
-        dropped=() if by_id else ("<|im_end|>",),
+        by_id=frozenset(form.structural) if by_id else frozenset(),
+        dropped=() if by_id else form.ends,
+        strict=strict,
     )
-    return StreamParser(setup, QwenGrammar)
+    return StreamParser(setup, form.grammar)
 
 
 def parse(
-    parts: Sequence[str], finish: str = "stop", *, by_id: bool = True, **options: Any
+    parts: Sequence[str],
+    finish: str = "stop",
+    *,
+    family: str = "qwen",
+    by_id: bool = True,
+    **options: Any,
 ) -> Result:
     """Run a parser over parts; with `by_id` a part that is a special token comes as one."""
-    parser = make_parser(by_id=by_id, **options)
+    parser = make_parser(family, by_id=by_id, **options)
+    form = FORMATS[family]
     result = Result()
     for part in parts:
-        if by_id and part in STRUCTURAL:
+        if by_id and part in form.structural:
             parser.special(part)
-        elif not (by_id and part == "<|im_end|>"):
+        elif not (by_id and part in form.ends):
             parser.feed(part)
         result.add(parser.take())
     result.finish = parser.finish(Finish(finish)).value
     result.add(parser.take())
     return result
+
+
+def every_cut(text: str, finish: str = "stop", *, family: str = "qwen", **options: Any) -> Result:
+    """Parse a stream cut in several ways and return the one result they all give."""
+    results = []
+    for size in (1, 2, 5, 10**6):
+        results.append(parse(cut_pieces(text, size, family), finish, family=family, **options))
+        results[-1].ids.clear()
+    assert all(result == results[0] for result in results)
+    return results[0]

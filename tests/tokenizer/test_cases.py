@@ -1,32 +1,32 @@
-"""The shared cases of the family: every cut of the stream gives the right output."""
+"""Shared cases of all families: every cut of the stream gives the right output."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.tokenizer.detokenizer import Detokenizer
+from services.tokenizer.parsing.calls import CallPolicy
 from services.tokenizer.parsing.deltas import Finish
 from services.tokenizer.parsing.registry import markup_texts
+from services.tokenizer.parsing.schema import ToolTable
 from services.tokenizer.session import ParseSession, StopSetup, treatments
-from tests.tokenizer.support import (
-    STRUCTURAL,
-    Result,
-    chunks,
-    make_parser,
-    parse,
-    pieces_of,
-    reference,
-    vocabulary,
-)
+from services.tokenizer.vocabulary import Vocabulary
+from tests.tokenizer.support import FORMATS, Result, chunks, cut_pieces, make_parser, parse
 
+FILES = ("deepseek", "glm", "qwen", "public_bugs")
 CASES = [
     json.loads(line)
-    for line in (Path(__file__).parent / "cases" / "qwen.jsonl").read_text("utf-8").splitlines()
+    for name in FILES
+    for line in (Path(__file__).parent / "cases" / f"{name}.jsonl").read_text("utf-8").splitlines()
 ]
+# One token may hold several characters, and several markers may come at once (1, 3, all).
+SIZES = [1, 3, 7, 10**6]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case["id"])
@@ -34,30 +34,44 @@ def case(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 10**6])
+@cache
+def tokenizer(family: str) -> tuple[Vocabulary, Tokenizer]:
+    definition = FORMATS[family].definition()
+    return Vocabulary(definition), Tokenizer.from_str(json.dumps(definition))
+
+
+def options_of(case: dict[str, Any]) -> dict[str, Any]:
+    tools = case.get("tools")
+    options: dict[str, Any] = {"family": case["family"], "thinking": case["thinking"]}
+    if tools is not None:
+        options["tools"] = ToolTable({name: json.dumps(schema) for name, schema in tools.items()})
+    emits = case["tool_choice"] != "none" and tools != {}
+    return {**options, "policy": CallPolicy(emit=emits)}
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_text_with_special_tokens_by_id(case: dict[str, Any], size: int) -> None:
-    parts = [
-        chunk
-        for piece in pieces_of(case["input"])
-        for chunk in ([piece] if piece in (*STRUCTURAL, "<|im_end|>") else chunks(piece, size))
-    ]
-    result = parse(parts, case["engine_finish"], thinking=case["thinking"])
+    parts = cut_pieces(case["input"], size, case["family"])
+    result = parse(parts, case["engine_finish"], **options_of(case))
     assert result.as_case() == case["right"]
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 10**6])
+@pytest.mark.parametrize("size", SIZES)
 def test_text_alone(case: dict[str, Any], size: int) -> None:
     parts = chunks(case["input"], size)
-    result = parse(parts, case["engine_finish"], thinking=case["thinking"], by_id=False)
+    result = parse(parts, case["engine_finish"], by_id=False, **options_of(case))
     assert result.as_case() == case["right"]
 
 
 @pytest.mark.parametrize("size", [1, 3, 10**6])
 def test_token_ids(case: dict[str, Any], size: int) -> None:
-    ids = reference().encode(case["input"], add_special_tokens=False).ids
-    table = treatments(vocabulary(), frozenset(STRUCTURAL), markup_texts(), skip_special=True)
-    parser = make_parser(thinking=case["thinking"])
-    session = ParseSession(Detokenizer(vocabulary()), parser, table, StopSetup())
+    vocabulary, library = tokenizer(case["family"])
+    ids = library.encode(case["input"], add_special_tokens=False).ids
+    markers = frozenset(FORMATS[case["family"]].structural)
+    table = treatments(vocabulary, markers, markup_texts(), skip_special=True)
+    session = ParseSession(
+        Detokenizer(vocabulary), make_parser(**options_of(case)), table, StopSetup()
+    )
     result = Result()
     for start in range(0, len(ids), size):
         result.add(session.push(ids[start : start + size]).deltas)
@@ -68,5 +82,8 @@ def test_token_ids(case: dict[str, Any], size: int) -> None:
     assert result.as_case() == case["right"]
 
 
-def test_all_cases_of_the_family_are_here() -> None:
-    assert [case["id"] for case in CASES] == [f"QW{i:02}" for i in range(1, 16)]
+def test_all_cases_are_here() -> None:
+    counts = {"DS": 25, "DX": 2, "GL": 16, "QW": 15}
+    names = {case["id"] for case in CASES}
+    assert {f"{kind}{i:02}" for kind, n in counts.items() for i in range(1, n + 1)} <= names
+    assert {"B1", "B4", "B6", "B8", "B10-dsml", "B10-glm", "B10-qwen"} <= names

@@ -9,22 +9,7 @@ import pytest
 from services.tokenizer.parsing.calls import CallPolicy
 from services.tokenizer.parsing.deltas import Finish
 from services.tokenizer.parsing.schema import ToolTable
-from tests.tokenizer.support import STRUCTURAL, Result, chunks, make_parser, parse, pieces_of
-
-
-def every_cut(text: str, finish: str = "stop", **options: object) -> Result:
-    """Parse a stream cut in several ways and return the one result they all give."""
-    results = []
-    for size in (1, 2, 5, 10**6):
-        parts = [
-            chunk
-            for piece in pieces_of(text)
-            for chunk in ([piece] if piece in STRUCTURAL else chunks(piece, size))
-        ]
-        results.append(parse(parts, finish, **options))  # type: ignore[arg-type]
-        results[-1].ids.clear()
-    assert all(result == results[0] for result in results)
-    return results[0]
+from tests.tokenizer.support import Result, every_cut, make_parser, parse, pieces_of
 
 
 def call(body: str, name: str = "f") -> str:

@@ -12,8 +12,8 @@ import pytest
 from services.tokenizer.rendering import pool as pool_module
 from services.tokenizer.rendering.conversation import Conversation, Message, PastCall
 from services.tokenizer.rendering.pool import RenderError, RenderLimits, RenderPool
-from services.tokenizer.rendering.renderer import ChatTemplate, Renderer
 from services.tokenizer.rendering.rules import QwenRules
+from services.tokenizer.rendering.template import ChatTemplate, TemplateRenderer
 from tests.service_process import ROOT
 from tests.tokenizer.support import reference, vocabulary
 
@@ -83,7 +83,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 async def test_prompt_of_the_family(pool: RenderPool, template: ChatTemplate, name: str) -> None:
     asked, text = CASES[name]
-    prompt = await Renderer(vocabulary(), QwenRules(), {}).render(asked, template, pool)
+    prompt = await TemplateRenderer(vocabulary(), QwenRules(), {}, template, pool).render(asked)
     assert prompt.text == text
     library = reference().encode(text, add_special_tokens=False).ids
     assert vocabulary().encode_segments(prompt.segments) == library

@@ -5,6 +5,7 @@ xgrammar comes first; llguidance takes the JSON schemas and regular expressions 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,13 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from services.engine.grammar.forms import GrammarError, parse, structural_tag
-from services.engine.grammar.vocabulary import llguidance_vocabulary, xgrammar_vocabulary
+from services.engine.grammar.vocabulary import (
+    LLGUIDANCE_END,
+    llguidance_vocabulary,
+    xgrammar_vocabulary,
+)
 
 Mask = npt.NDArray[np.uint32]
 
 _XGRAMMAR, _LLGUIDANCE = b"x", b"l"
+_PLACE = re.compile(r"^(\[[0-9:]+\] \S+: |at \d+\(\d+\): )")
 _SECOND_CHANCE = ("json_schema", "regex")
-_LENGTHS = frozenset({"minLength", "maxLength"})
+# Found by walks through grammars; with a bounded length it lets control characters pass too.
+_IGNORED = frozenset(
+    {"minLength", "maxLength", "multipleOf", "uniqueItems", "contains", "not", "if"}
+)
 
 
 class Matcher(Protocol):
@@ -49,7 +58,7 @@ def compile_grammar(form: str, value: Any, *, gap: bool, folder: Path, vocab_siz
 
     `gap`: reasoning comes in front. The first mask is made too, so that what is slow shows here.
     """
-    if form == "json_schema" and _bounds_strings(parse(value, "the schema")):
+    if form == "json_schema" and _is_beyond_xgrammar(parse(value, "the schema")):
         compiled = _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
     else:
         compiled = _compile(form, value, gap, folder, vocab_size)
@@ -66,11 +75,11 @@ def _compile(form: str, value: Any, gap: bool, folder: Path, vocab_size: int) ->
         return _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
 
 
-def _bounds_strings(schema: Any) -> bool:
-    """Whether the length of a string is bounded: xgrammar then lets control characters pass."""
+def _is_beyond_xgrammar(schema: Any) -> bool:
+    """Whether a schema has keywords that xgrammar takes and does not enforce."""
     if isinstance(schema, dict):
-        return not _LENGTHS.isdisjoint(schema) or any(map(_bounds_strings, schema.values()))
-    return isinstance(schema, list) and any(map(_bounds_strings, schema))
+        return not _IGNORED.isdisjoint(schema) or any(map(_is_beyond_xgrammar, schema.values()))
+    return isinstance(schema, list) and any(map(_is_beyond_xgrammar, schema))
 
 
 def _with_xgrammar(form: str, value: Any, gap: bool, folder: Path, vocab_size: int) -> bytes:
@@ -82,7 +91,7 @@ def _with_xgrammar(form: str, value: Any, gap: bool, folder: Path, vocab_size: i
         compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
         text: str = compiler.compile_structural_tag(tag).serialize_json()
     except (RuntimeError, ValueError, TypeError, RecursionError) as error:
-        raise GrammarError(_last_line(error)) from None
+        raise GrammarError(_reason(error)) from None
     return text.encode()
 
 
@@ -94,13 +103,14 @@ def _with_llguidance(form: str, value: Any, gap: bool, folder: Path, vocab_size:
     grammar: str = llguidance.LLMatcher.grammar_from_lark(f"{head}{rule}\n")
     matcher = llguidance.LLMatcher(llguidance_vocabulary(folder, vocab_size), grammar)
     if matcher.is_error():
-        raise GrammarError(_last_line(matcher.get_error()))
+        raise GrammarError(_reason(matcher.get_error()))
     return grammar.encode()
 
 
-def _last_line(error: object) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else "it is not supported")[:200]
+def _reason(error: object) -> str:
+    """What a library says, without the place in its own source or in our wrapping."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["it is not supported"]
+    return _PLACE.sub("", lines[0])[:200]
 
 
 def make_matcher(
@@ -182,8 +192,9 @@ class _LlguidanceMatcher:
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
         words[: packed.size] = packed
         accepting = bool(self._matcher.is_accepting())
-        for token in self._stops:
+        for token in self._stops | {LLGUIDANCE_END}:
             bit = np.uint32(1 << (token % 32))
+            allowed = accepting and token in self._stops
             word = words[token // 32]
-            words[token // 32] = word | bit if accepting else word & ~bit
+            words[token // 32] = word | bit if allowed else word & ~bit
         return words

@@ -17,9 +17,11 @@ from services.common.errors import ServiceError
 from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 from services.engine.grammar.forms import MAX_TEXT
 
-LIMITS = WorkerLimits(seconds=0.4, memory_bytes=1 << 30)  # beyond the libraries' own memory
+# On the clock; the worker limits its processor time itself. Memory beyond the libraries' own.
+LIMITS = WorkerLimits(seconds=5.0, memory_bytes=1 << 30)
 WORKERS = 2
 MAX_KEPT_BYTES = 64 << 20
+MAX_REFUSALS = 256  # remembered, so that the same hostile grammar costs its time once
 _WORKER = "services.engine.grammar.worker"
 _CHOICES = {
     TOOL_CHOICE_AUTO: "auto",
@@ -36,13 +38,16 @@ class GrammarCompiler:
         self._workers = WorkerPool(_WORKER, LIMITS, WORKERS, flags)
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._refusals: OrderedDict[bytes, str] = OrderedDict()
 
     async def complete(self, grammar: Grammar) -> None:
         """Set `grammar.compiled`. Raises ServiceError INVALID_FIELD naming the fault."""
         question = json.dumps(_question(grammar), sort_keys=True).encode()
         key = hashlib.sha256(question).digest()
+        if key in self._refusals:
+            raise refused(self._refusals[key])
         if key not in self._kept:
-            self._keep(key, await self._compile(question))
+            self._keep(key, await self._compile(key, question))
         self._kept.move_to_end(key)
         grammar.compiled = self._kept[key]
 
@@ -50,13 +55,15 @@ class GrammarCompiler:
         """End the workers."""
         await self._workers.close()
 
-    async def _compile(self, question: bytes) -> bytes:
+    async def _compile(self, key: bytes, question: bytes) -> bytes:
         try:
             reply = json.loads(await self._workers.ask(question))
         except WorkerEndedError:
-            problem = f"takes more than {LIMITS.seconds:g} s or too much memory to compile"
-            raise refused(problem) from None
+            reply = {"error": "takes too much time or memory to compile"}
         if "error" in reply:
+            self._refusals[key] = reply["error"]
+            if len(self._refusals) > MAX_REFUSALS:
+                self._refusals.popitem(last=False)
             raise refused(reply["error"])
         return base64.b64decode(reply["compiled"])
 

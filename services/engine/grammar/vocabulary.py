@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import xgrammar
 
 
+# The library wants an end token of its own; the tokens that end an output are handled by us.
+LLGUIDANCE_END = 0
+
+
 @lru_cache(maxsize=1)
 def xgrammar_vocabulary(folder: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
     """The tokens of `folder`'s tokenizer.json, in `vocab_size` rows of logits."""
@@ -31,5 +35,4 @@ def llguidance_vocabulary(folder: Path, vocab_size: int) -> llguidance.LLTokeniz
     import llguidance
 
     definition = (folder / "tokenizer.json").read_text("utf-8")
-    # The library wants an end token of its own; the tokens that end an output are handled by us.
-    return llguidance.LLTokenizer(definition, vocab_size, 0)
+    return llguidance.LLTokenizer(definition, vocab_size, LLGUIDANCE_END)

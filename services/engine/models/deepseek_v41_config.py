@@ -192,12 +192,12 @@ def _sharing(fields: Fields) -> Sharing:
     ratios = ratios[:layers]
     sources = _layer_ids(fields, "kv_source_layer_ids", ratios)
     index_sources = _layer_ids(fields, "index_source_layer_ids", ratios)
-    if not set(sources) <= set(index_sources):
-        raise fields.bad("index_source_layer_ids", f"a list with every kv source of {sources}")
     for layer, ratio in enumerate(ratios):
         own = [s for s in sources if s <= layer]
         if ratio and (not own or ratios[own[-1]] != ratio):
             raise fields.bad("kv_source_layer_ids", f"a source of ratio {ratio} for layer {layer}")
+    if not set(sources) <= set(index_sources):
+        raise fields.bad("index_source_layer_ids", f"a list with every kv source of {sources}")
     return Sharing(ratios, sources, index_sources, _candidate_source(fields, sources))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from services.gateway.schema.fields import (
     StringOrStrings,
     TokenBiases,
 )
+from services.gateway.schema.structured import ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -99,3 +100,14 @@ class SamplingRequest(Lenient):
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description='"left" or "right"')
     user: str | None = Field(None, description="a text")
+    response_format: ResponseFormat | None = Field(None, description="an object with a type")
+    structured_outputs: StructuredOutputs | None = Field(None, description="an object")
+    guided_json: Any = Field(None, description="a JSON schema")
+    guided_regex: str | None = Field(None, description="a text")
+    guided_choice: list[str] | None = Field(None, description="a list of texts")
+    guided_grammar: str | None = Field(None, description="a text")
+    guided_json_object: Flag | None = Field(None, description="true or false")
+    structural_tag: Any = Field(None, description="an object")
+    regex: str | None = Field(None, description="a text")
+    ebnf: str | None = Field(None, description="a text")
+    json_schema: Any = Field(None, description="a JSON schema")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 from services.tokenizer.images.errors import ImageError
 from services.tokenizer.images.sizing import Sizing
-from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 
 _WORKER = "services.tokenizer.images.decode_worker"
 # What the costliest kind, a transparent WebP picture, takes with its turned and flattened copies

@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from services.common.worker_process import answer_requests, arguments
 from services.tokenizer.images.deepseek import DeepSeekV4Sizing, DeepSeekV41Sizing
 from services.tokenizer.images.errors import ImageError
 from services.tokenizer.images.sizing import (
@@ -26,7 +27,6 @@ from services.tokenizer.images.sizing import (
     TokenBudget,
     framed,
 )
-from services.common.worker_process import answer_requests, arguments
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # A JPEG file of several pictures (MPO, as many cameras write it) is read as its first one.

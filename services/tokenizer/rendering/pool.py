@@ -42,6 +42,13 @@ class RenderPool:
 
     async def render(self, template: str, context: dict[str, Any]) -> str:
         """Return the text of a template. Raises RenderError."""
+        return await self._ask(template, context)
+
+    async def check(self, template: str) -> None:
+        """Compile a template, so that its faults show before its first use. Raises RenderError."""
+        await self._ask(template, None)
+
+    async def _ask(self, template: str, context: dict[str, Any] | None) -> str:
         if len(template) > self._limits.max_template_chars:
             limit = self._limits.max_template_chars
             raise RenderError(f"the template is longer than {limit} characters")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from services.tokenizer.rendering.conversation import Conversation, Message, refuse
+from services.tokenizer.rendering.efforts import NONE, refuse_effort, requested_effort
 
 
 class FamilyRules(ABC):
@@ -15,6 +16,10 @@ class FamilyRules(ABC):
 
     # Roles that are rewritten before rendering; all families know no `developer` of their own.
     system_roles = ("system", "developer")
+
+    def __init__(self, renamed_efforts: Mapping[str, str] | None = None) -> None:
+        """renamed_efforts: other names for the efforts of requests (`efforts.effort_map`)."""
+        self._renamed = dict(renamed_efforts or {})
 
     @abstractmethod
     def prepare(self, conversation: Conversation) -> Conversation:
@@ -40,11 +45,42 @@ class PlainRules(FamilyRules):
 
     def arguments(self, conversation: Conversation) -> dict[str, Any]:
         given = dict(conversation.arguments)
+        effort = requested_effort(conversation, self._renamed)
         if conversation.enable_thinking is not None:
             given.setdefault("enable_thinking", conversation.enable_thinking)
-        if conversation.effort is not None:
-            given["reasoning_effort"] = conversation.effort
-            given.setdefault("enable_thinking", conversation.effort != "none")
+        if effort is not None:
+            given["reasoning_effort"] = effort
+            given.setdefault("enable_thinking", effort != NONE)
+        return given
+
+
+class GlmRules(FamilyRules):
+    """GLM-5.3: always thinks, three efforts, system messages anywhere, results in the order of
+    calls."""
+
+    efforts = {  # noqa: RUF012
+        "none": "low",
+        "minimal": "low",
+        "low": "low",
+        "medium": "high",
+        "high": "high",
+        "xhigh": "max",
+        "max": "max",
+        "ultra": "max",
+    }
+
+    def prepare(self, conversation: Conversation) -> Conversation:
+        messages = [_as_system(message) for message in conversation.messages]
+        return replace(conversation, messages=tuple(order_results(messages)))
+
+    def arguments(self, conversation: Conversation) -> dict[str, Any]:
+        given = dict(conversation.arguments)
+        effort = requested_effort(conversation, self._renamed)
+        given.pop("reasoning_effort", None)
+        if effort is not None:
+            if effort not in self.efforts:
+                refuse_effort(effort, ", ".join(self.efforts))
+            given["reasoning_effort"] = self.efforts[effort]
         return given
 
 
@@ -68,14 +104,10 @@ class QwenRules(FamilyRules):
 
     def arguments(self, conversation: Conversation) -> dict[str, Any]:
         given = dict(conversation.arguments)
-        effort = conversation.effort or given.pop("reasoning_effort", None)
+        effort = requested_effort(conversation, self._renamed)
         given.pop("reasoning_effort", None)
-        if effort is not None and effort != "none" and effort not in self.efforts:
-            known = ", ".join(["none", *self.efforts])
-            shown = str(effort)[:64]
-            raise refuse(
-                f"reasoning_effort must be one of {known}; got {shown!r}", "reasoning_effort"
-            )
+        if effort is not None and effort != NONE and effort not in self.efforts:
+            refuse_effort(effort, ", ".join([NONE, *self.efforts]))
         thinking = self._thinking(given.get("enable_thinking"), effort, conversation)
         if thinking is not None:
             given["enable_thinking"] = thinking
@@ -91,7 +123,7 @@ class QwenRules(FamilyRules):
             if not isinstance(explicit, bool):
                 raise refuse("enable_thinking must be true or false", "template_kwargs_json")
             return explicit
-        return False if effort == "none" else conversation.enable_thinking
+        return False if effort == NONE else conversation.enable_thinking
 
 
 def _as_system(message: Message) -> Message:

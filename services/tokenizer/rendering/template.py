@@ -55,8 +55,7 @@ class TemplateRenderer:
 
     async def render(self, conversation: Conversation) -> Prompt:
         """Return the prompt. Raises RenderError, or ServiceError for a field at fault."""
-        if conversation.task:
-            raise refuse("task is known to DeepSeek models only", "task")
+        _refuse_foreign(conversation)
         prepared = self._rules.prepare(conversation)
         context = self._context(prepared)
         try:
@@ -89,6 +88,18 @@ class TemplateRenderer:
         context["messages"] = [_as_dict(m, self._template) for m in conversation.messages]
         context["tools"] = list(conversation.tools) or None
         return context
+
+
+def _refuse_foreign(conversation: Conversation) -> None:
+    """Refuse what only DeepSeek's formats have."""
+    if conversation.task:
+        raise refuse("task is known to DeepSeek models only", "task")
+    for index, message in enumerate(conversation.messages):
+        if message.role == "latest_reminder":
+            raise refuse(
+                "the role latest_reminder is known to DeepSeek models only",
+                f"messages[{index}].role",
+            )
 
 
 def _as_dict(message: Message, template: ChatTemplate) -> dict[str, Any]:

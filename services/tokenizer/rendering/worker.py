@@ -1,6 +1,7 @@
 """The process that renders templates, so that a template can be stopped for certain.
 
-Requests and replies are JSON. In: {"template", "context"}. Out: {"text"} or {"error", "kind"} where
+Requests and replies are JSON. In: {"template", "context"}; without a context (null) the template is
+compiled alone. Out: {"text"} or {"error", "kind"} where
 kind is "refused" (raise_exception) or "failed". Run by `rendering.pool`.
 """
 
@@ -27,7 +28,10 @@ def _compiled(source: str) -> jinja2.Template:
     return make_environment().from_string(source)
 
 
-def _render(source: str, context: dict[str, Any], max_chars: int) -> str:
+def _render(source: str, context: dict[str, Any] | None, max_chars: int) -> str:
+    if context is None:
+        _compiled(source)
+        return ""
     parts: list[str] = []
     size = 0
     for part in _compiled(source).generate(context):

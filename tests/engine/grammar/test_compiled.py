@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+import pytest_asyncio
 from tokenizers import Tokenizer
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.engine_pb2 import Grammar, ToolCallGrammar
@@ -25,7 +26,6 @@ from warhorse.v1.tokenizer_pb2 import (
 from services.common.cli.up import DEFAULT_MODEL as NANO
 from services.common.errors import ServiceError
 from services.engine.grammar.compiled import compile_grammar, make_matcher
-from services.engine.grammar.forms import GrammarError
 from services.engine.grammar.service import GrammarCompiler
 from services.engine.sampling.grammar import GrammarState, allowed
 from services.engine.sampling.params import GrammarUse
@@ -107,15 +107,13 @@ def test_json_object_gives_an_object() -> None:
 
 
 def test_schema_that_the_first_library_refuses_goes_to_the_second() -> None:
-    schema = json.dumps({"type": "string", "pattern": "^(?=x)[a-z]+$"})
-    data = None
-    for text in (schema, json.dumps({"type": "integer", "multipleOf": 7})):
-        try:
-            data = compiled("json_schema", text)
-        except GrammarError:
-            continue
-    regex = compiled("regex", r"\d{2}\b") if data is None else data
-    assert regex[:1] in b"xl"
+    schema = {"type": "integer", "multipleOf": 7, "minimum": 70, "maximum": 90}
+    data = compiled("json_schema", json.dumps(schema), gap=False)
+    found = {wander(data, seed) for seed in range(20)}
+    assert found == {"70", "77", "84"}
+    for pattern in (r"(?i)ab", r"\p{Lu}{2}"):
+        text = wander(compiled("regex", pattern), 1)
+        assert len(text) == 2 and text.upper() == text if "p{" in pattern else text.lower() == "ab"
 
 
 def test_reasoning_is_free_until_its_end_wherever_that_falls_in_a_step() -> None:
@@ -162,13 +160,14 @@ def test_forbidden_draft_leaves_the_place_unchanged() -> None:
         grammar.advance([TOKENIZER.token_to_id("{")])
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compiler() -> AsyncIterator[GrammarCompiler]:
     made = GrammarCompiler(NANO, VOCAB)
     yield made
     await made.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_tool_calls_have_declared_names_and_valid_arguments(
     compiler: GrammarCompiler,
 ) -> None:
@@ -186,6 +185,7 @@ async def test_tool_calls_have_declared_names_and_valid_arguments(
         assert re.fullmatch(pattern, text), text
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_auto_leaves_text_free_and_calls_right(compiler: GrammarCompiler) -> None:
     calls = ToolCallGrammar(parser="qwen3_xml", tools=[WEATHER], choice=TOOL_CHOICE_AUTO)
     grammar = Grammar(tool_calls=calls)
@@ -206,7 +206,8 @@ async def test_auto_leaves_text_free_and_calls_right(compiler: GrammarCompiler) 
     [
         (Grammar(), "no form"),
         (Grammar(json_schema="{"), "not JSON"),
-        (Grammar(json_schema='{"type": "teapot"}'), "grammar"),
+        (Grammar(json_schema='{"type": "teapot"}'), "teapot"),
+        (Grammar(json_schema='{"type": "array", "uniqueItems": true}'), "uniqueItems"),
         (Grammar(json_schema='{"$ref": "#/nowhere"}'), "grammar"),
         (Grammar(json_schema="[" * 100_000), "not JSON"),
         (Grammar(json_schema='{"type":"string","description":"' + "x" * 300_000 + '"}'), "bytes"),
@@ -216,6 +217,7 @@ async def test_auto_leaves_text_free_and_calls_right(compiler: GrammarCompiler) 
         (Grammar(tool_calls=ToolCallGrammar(parser="none", choice=TOOL_CHOICE_AUTO)), "none"),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_grammar_that_cannot_be_used_is_refused(
     compiler: GrammarCompiler, grammar: Grammar, words: str
 ) -> None:
@@ -225,6 +227,7 @@ async def test_grammar_that_cannot_be_used_is_refused(
     assert caught.value.field == "grammar" and words in caught.value.message
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_hostile_grammars_are_ended_and_others_go_on(compiler: GrammarCompiler) -> None:
     await compiler.complete(Grammar(regex="warm"))
     level = '{"anyOf":[{"type":"object","required":["a"],"properties":{"a":'

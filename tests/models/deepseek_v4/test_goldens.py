@@ -52,8 +52,9 @@ def test_decoded_logits_equal_the_vendors(golden: Model, logits: Arrays, name: s
     ids, first = CASES[name], DECODES[name]
     runner, live = Runner([golden]), Live()
     runner.step([Part(live, ids[:first])])
-    found = [runner.step([Part(live, [token])])[0][0] for token in ids[first:]]
-    assert_near(torch.cat(found), logits[f"{name}.decode_from{first}_logits"])
+    steps = ids[first : first + 20]
+    found = [runner.step([Part(live, [token])])[0][0] for token in steps]
+    assert_near(torch.cat(found), logits[f"{name}.decode_from{first}_logits"][: len(steps)])
 
 
 @dataclass

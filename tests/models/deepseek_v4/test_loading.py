@@ -131,7 +131,7 @@ def test_surplus_tensor_is_refused_by_name(copy: Copy, name: str) -> None:
         ("layers.2.ffn.experts.0.w1.weight", (128, 32)),
         ("layers.2.ffn.experts.0.w1.scale", (4, 64)),
         ("layers.3.attn.compressor.ape", (64, 128)),
-        ("layers.0.ffn.gate.tid2eid", (2, 512)),
+        ("layers.0.ffn.gate.tid2eid", (2, 544)),
         ("hc_head_scale", (3,)),
     ],
 )
@@ -185,7 +185,7 @@ def test_expert_table_with_a_number_that_is_no_expert_is_refused(copy: Copy) -> 
         ("num_key_value_heads", 2),
         ("rope_scaling", {"type": "linear"}),
         ("dspark_target_layer_ids", [3, 4, 6]),
-        ("dspark_noise_token_id", 512),
+        ("dspark_noise_token_id", 544),
         ("rms_norm_eps", None),
         ("sliding_window", 0),
     ],

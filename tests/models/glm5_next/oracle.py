@@ -22,6 +22,17 @@ _RENAMED = (
     (r"\.(attn|ffn)_hc\.(fn|base|scale)$", r".hc_\1_\2"),
 )
 
+# Fields of the release that `transformers` does not know and does not save of its own accord.
+_UNKNOWN_FIELDS = (
+    "num_nextn_predict_layers",
+    "mhc",
+    "scoring_func",
+    "topk_method",
+    "mla_use_nope",
+    "first_k_dense_replace",
+    "index_kpool_compress",
+)
+
 
 def stored_tensors(folder: Path) -> Tensors:
     return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
@@ -38,6 +49,8 @@ def oracle_of(folder: Path) -> Glm5NextForConditionalGeneration:
     """In fp32; the draft layer is left out."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config", None)
+    for name in _UNKNOWN_FIELDS:
+        config["text_config"].pop(name, None)
     config["vision_config"]["rms_norm_eps"] = NORM_EPS
     model_config = AutoConfig.for_model(**config)
     model_config._attn_implementation = "eager"

@@ -38,9 +38,10 @@ def expected(get_nano: GetNano) -> Callable[[Layout], torch.Tensor]:
 def test_logits_equal_transformers(
     get_nano: GetNano, expected: Any, layout: Layout, chunk: int
 ) -> None:
-    found = Runner([load(get_nano(layout))]).run(prompt(TOKENS, SEED), chunk)
+    count = TOKENS if chunk > 1 else 50
+    found = Runner([load(get_nano(layout))]).run(prompt(TOKENS, SEED)[:count], chunk)
     assert expected(layout).std() > 0.5
-    torch.testing.assert_close(found, expected(layout), rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(found, expected(layout)[:count], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("first", [20, 21, 22, 23])

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.common.cli.base import say
+from services.engine.checkpoints.nano.deepseek_bpe import train_tokenizer, write_tokenizer
 from services.engine.checkpoints.nano.drawn import (
     Drawing,
     Form,
@@ -39,7 +40,7 @@ _BASE: dict[str, Any] = {
     "dtype": "bfloat16",
     "bos_token_id": 0,
     "eos_token_id": 1,
-    "vocab_size": 512,
+    "vocab_size": 544,  # beyond the tokenizer's entries: the ids of an image's places
     "hidden_size": 128,
     "moe_intermediate_size": 64,
     "num_hidden_layers": 6,
@@ -95,7 +96,7 @@ _DSPARK: dict[str, Any] = {
     "compress_ratios": [0, 0, 4, 128, 4, 128, 0, 0, 0],
     "dspark_block_size": 5,
     "dspark_markov_rank": 32,
-    "dspark_noise_token_id": 480,
+    "dspark_noise_token_id": 540,
     "dspark_target_layer_ids": [3, 4, 5],
 }
 _VISION: dict[str, Any] = {
@@ -255,9 +256,18 @@ def build_nano(folder: Path, variant: Variant, *, seed: int = 0, **changes: obje
     """Write config.json and model.safetensors to `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     config = nano_config(variant, **changes)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    text = json.dumps(config, indent=1) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
     save_file(nano_tensors(config, seed), folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def add_tokenizer(folder: Path, *, seed: int = 0) -> None:
+    """Write what a folder needs besides to be served: tokenizer and generation config."""
+    write_tokenizer(train_tokenizer(seed), folder, _BASE["max_position_embeddings"])
+    generation = {key: _BASE[key] for key in ("bos_token_id", "eos_token_id")}
+    text = json.dumps(generation, indent=1) + "\n"
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -268,6 +278,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = build_nano(arguments.out, arguments.variant, seed=arguments.seed)
+    add_tokenizer(folder, seed=arguments.seed)
     say(f"wrote {folder}")
 
 
