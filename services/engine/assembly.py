@@ -78,7 +78,10 @@ class Assembly:
         logger.info("weights loaded", extra={"seconds": round(time.monotonic() - started, 3)})
         tokenizer = tokenizer_sha256(flags.model)
         config = _core_config(
-            flags, model, device, _fingerprint(weights, tokenizer, dtype, model.groups)
+            flags,
+            model,
+            device,
+            _fingerprint(weights, tokenizer, _pixel_settings(flags.model), dtype, model.groups),
         )
         tables = open_tables(flags, model.ngrams, device)
         store = _store(flags, config)
@@ -182,13 +185,19 @@ def _core_config(
 
 
 def _fingerprint(
-    weights: str, tokenizer: str, dtype: torch.dtype, groups: tuple[CacheGroup, ...]
+    weights: str, tokenizer: str, pixels: str, dtype: torch.dtype, groups: tuple[CacheGroup, ...]
 ) -> str:
-    """Equal only where cached bytes may be exchanged: weights, tokenizer, arithmetic, layout."""
+    """Equal only where cached bytes may be exchanged: weights, inputs, arithmetic, layout."""
     digest = hashlib.sha256()
-    for part in (weights, tokenizer, str(dtype), *map(repr, groups)):
+    for part in (weights, tokenizer, pixels, str(dtype), *map(repr, groups)):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _pixel_settings(folder: Path) -> str:
+    """What a folder says about the inputs of its vision tower."""
+    path = folder / "preprocessor_config.json"
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _store(flags: EngineFlags, config: CoreConfig) -> StoreClient | None:

@@ -16,6 +16,7 @@ from services.engine.cache.spec import PageId, SlotId
 from services.engine.checkpoints.local_table import local_tables
 from services.engine.config import CoreConfig
 from services.engine.core import EngineCore
+from services.engine.images import ImageSpan
 from services.engine.models.registry import load_model
 from services.engine.plan_codec import decode_plan, decode_result, encode_plan, encode_result
 from services.engine.runtime.executor import LocalExecutor
@@ -67,6 +68,9 @@ SAMPLING = st.builds(
     min_tokens=COUNT,
     logprobs=st.none() | COUNT,
 )
+IMAGE = st.builds(
+    ImageSpan, offset=COUNT, length=COUNT, digest=st.binary(max_size=32), height=COUNT, width=COUNT
+)
 STEP = st.builds(
     SequenceStep,
     sequence=SEQUENCE,
@@ -84,6 +88,7 @@ STEP = st.builds(
         prompt_token_ids=TOKENS,
         output_token_ids=TOKENS,
         output_tokens=COUNT,
+        images=st.lists(IMAGE, max_size=3).map(tuple),
     ),
     sample_from=st.none() | COUNT,
     prompt_logprobs=st.none() | COUNT,

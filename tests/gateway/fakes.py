@@ -115,6 +115,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
             start_state=state or tokenizer_pb2.PARSE_STATE_CONTENT,
             stop_token_ids=[EOS],
             images=self._images(request, text),
+            reasoning_end_token_id=self.reasoning_end,
         )
 
     def _images(self, request, text: str) -> list[tokenizer_pb2.ImageInput]:
