@@ -1,8 +1,8 @@
 """`warhorse dev lock`: writes the lock files from the packages of the running environment.
 
-Each lock is the closure of some extras of pyproject.toml over installed distributions. lmcache
-is a leaf (its own pins pull the CUDA stack; its needed set is an extra) and so is torch, which
-has a lock of its own.
+Each lock is the closure of some extras of pyproject.toml over installed distributions. The leaves
+are packages whose own pins pull the CUDA stack; what they need is listed in the extras. torch has
+a lock of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 RUNTIME_EXTRAS = ("gateway", "tokenizer", "engine", "kvcache", "offload", "cli")
+LEAVES = ("lmcache", "xgrammar")
 LOCKS = {"requirements.lock": RUNTIME_EXTRAS, "requirements-dev.lock": (*RUNTIME_EXTRAS, "dev")}
 
 
@@ -45,7 +46,7 @@ def closure(lines: Iterable[str]) -> set[str]:
         if name in found:
             continue
         found.add(name)
-        if name != "lmcache":
+        if name not in LEAVES:
             pending += _needs(name, requirement.extras)
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.engine.checkpoints.nano.glm import build_nano, nano_config
 from services.engine.layers.vision.deepseek import DeepseekVision
 from services.engine.layers.vision.parts import Grid
 from services.engine.models.base import VisionModel
@@ -31,7 +32,7 @@ def sizes() -> list[tuple[int, int]]:
     """Sides of pictures in pixels: all kinds of aspects, from tiny to large."""
     rng = random.Random(4)
     return [(rng.randint(1, 9), rng.randint(1, 40)), (1, 1), (3000, 40), (33, 4096)] + [
-        (int(2 ** rng.uniform(3, 11)), int(2 ** rng.uniform(3, 11))) for _ in range(60)
+        (int(2 ** rng.uniform(5, 11)), int(2 ** rng.uniform(5, 11))) for _ in range(60)
     ]
 
 
@@ -58,6 +59,16 @@ def test_qwen(tmp_path: Path) -> None:
     model = load_model(tmp_path, device=torch.device("cpu"), compute_dtype=torch.float32)
     assert model.vision is not None
     compare(composite_config("qwen3_5", {}, "fp32"), model.vision)
+
+
+def test_glm(tmp_path: Path) -> None:
+    model = load_model(
+        build_nano(tmp_path / "glm", "bf16"),
+        device=torch.device("cpu"),
+        compute_dtype=torch.float32,
+    )
+    assert model.vision is not None
+    compare(nano_config("bf16"), model.vision)
 
 
 def test_deepseek_v41(v41: DeepseekVision) -> None:
