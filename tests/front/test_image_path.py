@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
 import tempfile
@@ -29,7 +30,8 @@ from services.engine.image_opening import ImageOpener
 from services.engine.images import Pixels
 from services.engine.models.registry import load_model
 from services.engine.requests import RequestLimits, validate
-from tests.front.helpers import make_request
+from tests.front.helpers import failure_of, make_request, read_all, tokens_of
+from tests.front.process import running_engine
 from tests.models.tiny import TinyCheckpoint, prompt, save_tiny
 from tests.models.vision.towers import picture
 
@@ -223,3 +225,18 @@ def test_a_span_of_another_length_than_the_image_needs_is_refused(loop: Loop) ->
     assert answer.reason == ErrorReason.ERROR_REASON_INVALID_FIELD
     assert answer.field == "images[0]"
     assert "covers 5 tokens and must cover 6, for 64 x 96 pixels" in answer.message
+
+
+async def test_a_running_engine_computes_pixels_of_another_process(tiny: TinyCheckpoint) -> None:
+    pixels = pixels_of()
+    async with running_engine(tiny.folder) as engine:
+        broker = RegionBroker(engine.log.parent / "tokenizer" / "tokenizer-0.fd", "tokenizer-0")
+        image, region = shared(pixels, broker)
+        with contextlib.closing(broker), contextlib.closing(region):
+            assert (await engine.describe()).model.takes_images
+            events = await read_all(engine.stub.Generate(request(image), timeout=30))
+            assert tokens_of(events) == oracle_tokens(tiny, pixels)
+            broker.retire(region)
+            error = await failure_of(engine.stub.Generate(request(image), timeout=30))
+            assert error.reason == ErrorReason.ERROR_REASON_STALE_GENERATION
+            assert error.field == "images[0].region" and error.retry_after is not None

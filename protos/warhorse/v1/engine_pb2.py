@@ -23,77 +23,76 @@ _sym_db = _symbol_database.Default()
 
 
 from warhorse.v1 import common_pb2 as warhorse_dot_v1_dot_common__pb2
-from warhorse.v1 import tensor_pb2 as warhorse_dot_v1_dot_tensor__pb2
 from warhorse.v1 import tokenizer_pb2 as warhorse_dot_v1_dot_tokenizer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warhorse/v1/engine.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\x1a\x1bwarhorse/v1/tokenizer.proto\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\x99\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.warhorse.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\x8f\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\r\n\x0b_max_tokens\"d\n\x0cOutputParams\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa3\x01\n\x0fToolCallGrammar\x12\x0e\n\x06parser\x18\x01 \x01(\t\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x15\n\x08parallel\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_parallel\"\xf0\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x12\x32\n\ntool_calls\x18\x06 \x01(\x0b\x32\x1c.warhorse.v1.ToolCallGrammarH\x00\x12\x1b\n\x0e\x61\x66ter_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x63ompiled\x18\x08 \x01(\x0c\x42\x06\n\x04\x66ormB\x11\n\x0f_after_token_id\"\xe3\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\'\n\x06images\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.ImageInput\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.warhorse.v1.SamplingParams\x12-\n\x08stopping\x18\x06 \x01(\x0b\x32\x1b.warhorse.v1.StoppingParams\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.warhorse.v1.OutputParams\x12\x0e\n\x01n\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x03\x12\x12\n\ncache_salt\x18\n \x01(\t\x12%\n\x07grammar\x18\x0b \x01(\x0b\x32\x14.warhorse.v1.GrammarB\x04\n\x02_n\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"!\n\x08\x41\x63\x63\x65pted\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\"w\n\nPromptDone\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x1e\n\x16\x65xternal_cached_tokens\x18\x02 \x01(\r\x12\x32\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x19.warhorse.v1.TokenLogprob\"\\\n\nTokenChunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.warhorse.v1.TokenLogprob\":\n\x08Progress\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\"\xce\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\'\n\x05\x65rror\x18\x05 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"\xf6\x01\n\x10GenerateResponse\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.warhorse.v1.AcceptedH\x00\x12.\n\x0bprompt_done\x18\x02 \x01(\x0b\x32\x17.warhorse.v1.PromptDoneH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.warhorse.v1.TokenChunkH\x00\x12)\n\x08progress\x18\x04 \x01(\x0b\x32\x15.warhorse.v1.ProgressH\x00\x12)\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x15.warhorse.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x9e\x01\n\x10GenerateManyItem\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12*\n\x04open\x18\x02 \x01(\x0b\x32\x1c.warhorse.v1.GenerateRequest\x12\x1c\n\x0ftimeout_seconds\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x64rop\x18\x04 \x01(\x08\x12\r\n\x05taken\x18\x05 \x01(\rB\x12\n\x10_timeout_seconds\"C\n\x13GenerateManyRequest\x12,\n\x05items\x18\x01 \x03(\x0b\x32\x1d.warhorse.v1.GenerateManyItem\"\xe3\x01\n\x12GenerateManyAnswer\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.warhorse.v1.GenerateResponse\x12\'\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0b\x65rror_field\x18\x05 \x01(\t\x12 \n\x13retry_after_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_retry_after_seconds\"H\n\x14GenerateManyResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.warhorse.v1.GenerateManyAnswer\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x17\n\x15\x44\x65scribeEngineRequest\"\x94\x01\n\x0e\x43\x61\x63heGroupInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_pages\x18\x05 \x01(\r\x12\x12\n\nfree_pages\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x07 \x01(\r\"\x88\x03\n\x16\x44\x65scribeEngineResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.warhorse.v1.ModelInfo\x12\x31\n\x0c\x63\x61\x63he_groups\x18\x03 \x03(\x0b\x32\x1b.warhorse.v1.CacheGroupInfo\x12\x14\n\x0cweight_bytes\x18\x04 \x01(\x04\x12\x16\n\x0eregions_pinned\x18\x05 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x13\n\x0bunit_tokens\x18\t \x01(\r\x12\x14\n\x0copen_regions\x18\n \x01(\r\x12\x14\n\x0cregion_bytes\x18\x0b \x01(\x04\x12\x19\n\x11kvcache_connected\x18\x0c \x01(\x08\x12\x19\n\x11offload_connected\x18\r \x01(\x08\"\r\n\x0bLoadRequest\"\x96\x03\n\x0cLoadResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_usage\x18\x05 \x01(\x02\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15prefix_queries_tokens\x18\t \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\n \x01(\x04\x12\x1d\n\x15\x65xternal_query_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13\x65xternal_hit_tokens\x18\x0c \x01(\x04\x12\x12\n\nsilence_ms\x18\r \x01(\x04\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\x16\n\x0eprefixes_reset\x18\x0f \x01(\x08\x12\x15\n\rprefixes_gone\x18\x10 \x01(\x0c\x12\x16\n\x0eprefixes_added\x18\x11 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x19\n\x17ResetPrefixCacheRequest\"1\n\x18ResetPrefixCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\r2\xae\x04\n\rEngineService\x12I\n\x08Generate\x12\x1c.warhorse.v1.GenerateRequest\x1a\x1d.warhorse.v1.GenerateResponse0\x01\x12W\n\x0cGenerateMany\x12 .warhorse.v1.GenerateManyRequest\x1a!.warhorse.v1.GenerateManyResponse(\x01\x30\x01\x12>\n\x05\x41\x62ort\x12\x19.warhorse.v1.AbortRequest\x1a\x1a.warhorse.v1.AbortResponse\x12Y\n\x0e\x44\x65scribeEngine\x12\".warhorse.v1.DescribeEngineRequest\x1a#.warhorse.v1.DescribeEngineResponse\x12=\n\x04Load\x12\x18.warhorse.v1.LoadRequest\x1a\x19.warhorse.v1.LoadResponse0\x01\x12>\n\x05\x44rain\x12\x19.warhorse.v1.DrainRequest\x1a\x1a.warhorse.v1.DrainResponse\x12_\n\x10ResetPrefixCache\x12$.warhorse.v1.ResetPrefixCacheRequest\x1a%.warhorse.v1.ResetPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warhorse/v1/engine.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x1bwarhorse/v1/tokenizer.proto\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\x99\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12*\n\nlogit_bias\x18\t \x03(\x0b\x32\x16.warhorse.v1.LogitBias\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\x8f\x01\n\x0eStoppingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\r\n\x0b_max_tokens\"d\n\x0cOutputParams\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa3\x01\n\x0fToolCallGrammar\x12\x0e\n\x06parser\x18\x01 \x01(\t\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x15\n\x08parallel\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_parallel\"\xf0\x01\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x12\x32\n\ntool_calls\x18\x06 \x01(\x0b\x32\x1c.warhorse.v1.ToolCallGrammarH\x00\x12\x1b\n\x0e\x61\x66ter_token_id\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x63ompiled\x18\x08 \x01(\x0c\x42\x06\n\x04\x66ormB\x11\n\x0f_after_token_id\"\xe3\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\'\n\x06images\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.ImageInput\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.warhorse.v1.SamplingParams\x12-\n\x08stopping\x18\x06 \x01(\x0b\x32\x1b.warhorse.v1.StoppingParams\x12)\n\x06output\x18\x07 \x01(\x0b\x32\x19.warhorse.v1.OutputParams\x12\x0e\n\x01n\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x03\x12\x12\n\ncache_salt\x18\n \x01(\t\x12%\n\x07grammar\x18\x0b \x01(\x0b\x32\x14.warhorse.v1.GrammarB\x04\n\x02_n\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.warhorse.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"!\n\x08\x41\x63\x63\x65pted\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\"w\n\nPromptDone\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x1e\n\x16\x65xternal_cached_tokens\x18\x02 \x01(\r\x12\x32\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x19.warhorse.v1.TokenLogprob\"\\\n\nTokenChunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.warhorse.v1.TokenLogprob\":\n\x08Progress\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x02 \x01(\r\"\xce\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\'\n\x05\x65rror\x18\x05 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"\xf6\x01\n\x10GenerateResponse\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.warhorse.v1.AcceptedH\x00\x12.\n\x0bprompt_done\x18\x02 \x01(\x0b\x32\x17.warhorse.v1.PromptDoneH\x00\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x17.warhorse.v1.TokenChunkH\x00\x12)\n\x08progress\x18\x04 \x01(\x0b\x32\x15.warhorse.v1.ProgressH\x00\x12)\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x15.warhorse.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x9e\x01\n\x10GenerateManyItem\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12*\n\x04open\x18\x02 \x01(\x0b\x32\x1c.warhorse.v1.GenerateRequest\x12\x1c\n\x0ftimeout_seconds\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x64rop\x18\x04 \x01(\x08\x12\r\n\x05taken\x18\x05 \x01(\rB\x12\n\x10_timeout_seconds\"C\n\x13GenerateManyRequest\x12,\n\x05items\x18\x01 \x03(\x0b\x32\x1d.warhorse.v1.GenerateManyItem\"\xe3\x01\n\x12GenerateManyAnswer\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.warhorse.v1.GenerateResponse\x12\'\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0b\x65rror_field\x18\x05 \x01(\t\x12 \n\x13retry_after_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_retry_after_seconds\"H\n\x14GenerateManyResponse\x12\x30\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1f.warhorse.v1.GenerateManyAnswer\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x17\n\x15\x44\x65scribeEngineRequest\"\x94\x01\n\x0e\x43\x61\x63heGroupInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_pages\x18\x05 \x01(\r\x12\x12\n\nfree_pages\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63hed_pages\x18\x07 \x01(\r\"\x88\x03\n\x16\x44\x65scribeEngineResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.warhorse.v1.ModelInfo\x12\x31\n\x0c\x63\x61\x63he_groups\x18\x03 \x03(\x0b\x32\x1b.warhorse.v1.CacheGroupInfo\x12\x14\n\x0cweight_bytes\x18\x04 \x01(\x04\x12\x16\n\x0eregions_pinned\x18\x05 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x13\n\x0bunit_tokens\x18\t \x01(\r\x12\x14\n\x0copen_regions\x18\n \x01(\r\x12\x14\n\x0cregion_bytes\x18\x0b \x01(\x04\x12\x19\n\x11kvcache_connected\x18\x0c \x01(\x08\x12\x19\n\x11offload_connected\x18\r \x01(\x08\"\r\n\x0bLoadRequest\"\x96\x03\n\x0cLoadResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_usage\x18\x05 \x01(\x02\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11generation_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15prefix_queries_tokens\x18\t \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\n \x01(\x04\x12\x1d\n\x15\x65xternal_query_tokens\x18\x0b \x01(\x04\x12\x1b\n\x13\x65xternal_hit_tokens\x18\x0c \x01(\x04\x12\x12\n\nsilence_ms\x18\r \x01(\x04\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\x16\n\x0eprefixes_reset\x18\x0f \x01(\x08\x12\x15\n\rprefixes_gone\x18\x10 \x01(\x0c\x12\x16\n\x0eprefixes_added\x18\x11 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x19\n\x17ResetPrefixCacheRequest\"1\n\x18ResetPrefixCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\r2\xae\x04\n\rEngineService\x12I\n\x08Generate\x12\x1c.warhorse.v1.GenerateRequest\x1a\x1d.warhorse.v1.GenerateResponse0\x01\x12W\n\x0cGenerateMany\x12 .warhorse.v1.GenerateManyRequest\x1a!.warhorse.v1.GenerateManyResponse(\x01\x30\x01\x12>\n\x05\x41\x62ort\x12\x19.warhorse.v1.AbortRequest\x1a\x1a.warhorse.v1.AbortResponse\x12Y\n\x0e\x44\x65scribeEngine\x12\".warhorse.v1.DescribeEngineRequest\x1a#.warhorse.v1.DescribeEngineResponse\x12=\n\x04Load\x12\x18.warhorse.v1.LoadRequest\x1a\x19.warhorse.v1.LoadResponse0\x01\x12>\n\x05\x44rain\x12\x19.warhorse.v1.DrainRequest\x1a\x1a.warhorse.v1.DrainResponse\x12_\n\x10ResetPrefixCache\x12$.warhorse.v1.ResetPrefixCacheRequest\x1a%.warhorse.v1.ResetPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warhorse.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOGITBIAS']._serialized_start=122
-  _globals['_LOGITBIAS']._serialized_end=165
-  _globals['_SAMPLINGPARAMS']._serialized_start=168
-  _globals['_SAMPLINGPARAMS']._serialized_end=577
-  _globals['_STOPPINGPARAMS']._serialized_start=580
-  _globals['_STOPPINGPARAMS']._serialized_end=723
-  _globals['_OUTPUTPARAMS']._serialized_start=725
-  _globals['_OUTPUTPARAMS']._serialized_end=825
-  _globals['_TOOLCALLGRAMMAR']._serialized_start=828
-  _globals['_TOOLCALLGRAMMAR']._serialized_end=991
-  _globals['_GRAMMAR']._serialized_start=994
-  _globals['_GRAMMAR']._serialized_end=1234
-  _globals['_GENERATEREQUEST']._serialized_start=1237
-  _globals['_GENERATEREQUEST']._serialized_end=1592
-  _globals['_TOKENLOGPROB']._serialized_start=1594
-  _globals['_TOKENLOGPROB']._serialized_end=1695
-  _globals['_TOPLOGPROB']._serialized_start=1697
-  _globals['_TOPLOGPROB']._serialized_end=1744
-  _globals['_ACCEPTED']._serialized_start=1746
-  _globals['_ACCEPTED']._serialized_end=1779
-  _globals['_PROMPTDONE']._serialized_start=1781
-  _globals['_PROMPTDONE']._serialized_end=1900
-  _globals['_TOKENCHUNK']._serialized_start=1902
-  _globals['_TOKENCHUNK']._serialized_end=1994
-  _globals['_PROGRESS']._serialized_start=1996
-  _globals['_PROGRESS']._serialized_end=2054
-  _globals['_FINISHED']._serialized_start=2057
-  _globals['_FINISHED']._serialized_end=2263
-  _globals['_GENERATERESPONSE']._serialized_start=2266
-  _globals['_GENERATERESPONSE']._serialized_end=2512
-  _globals['_GENERATEMANYITEM']._serialized_start=2515
-  _globals['_GENERATEMANYITEM']._serialized_end=2673
-  _globals['_GENERATEMANYREQUEST']._serialized_start=2675
-  _globals['_GENERATEMANYREQUEST']._serialized_end=2742
-  _globals['_GENERATEMANYANSWER']._serialized_start=2745
-  _globals['_GENERATEMANYANSWER']._serialized_end=2972
-  _globals['_GENERATEMANYRESPONSE']._serialized_start=2974
-  _globals['_GENERATEMANYRESPONSE']._serialized_end=3046
-  _globals['_ABORTREQUEST']._serialized_start=3048
-  _globals['_ABORTREQUEST']._serialized_end=3083
-  _globals['_ABORTRESPONSE']._serialized_start=3085
-  _globals['_ABORTRESPONSE']._serialized_end=3117
-  _globals['_DESCRIBEENGINEREQUEST']._serialized_start=3119
-  _globals['_DESCRIBEENGINEREQUEST']._serialized_end=3142
-  _globals['_CACHEGROUPINFO']._serialized_start=3145
-  _globals['_CACHEGROUPINFO']._serialized_end=3293
-  _globals['_DESCRIBEENGINERESPONSE']._serialized_start=3296
-  _globals['_DESCRIBEENGINERESPONSE']._serialized_end=3688
-  _globals['_LOADREQUEST']._serialized_start=3690
-  _globals['_LOADREQUEST']._serialized_end=3703
-  _globals['_LOADRESPONSE']._serialized_start=3706
-  _globals['_LOADRESPONSE']._serialized_end=4112
-  _globals['_DRAINREQUEST']._serialized_start=4114
-  _globals['_DRAINREQUEST']._serialized_end=4128
-  _globals['_DRAINRESPONSE']._serialized_start=4130
-  _globals['_DRAINRESPONSE']._serialized_end=4145
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=4147
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=4172
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=4174
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=4223
-  _globals['_ENGINESERVICE']._serialized_start=4226
-  _globals['_ENGINESERVICE']._serialized_end=4784
+  _globals['_LOGITBIAS']._serialized_start=96
+  _globals['_LOGITBIAS']._serialized_end=139
+  _globals['_SAMPLINGPARAMS']._serialized_start=142
+  _globals['_SAMPLINGPARAMS']._serialized_end=551
+  _globals['_STOPPINGPARAMS']._serialized_start=554
+  _globals['_STOPPINGPARAMS']._serialized_end=697
+  _globals['_OUTPUTPARAMS']._serialized_start=699
+  _globals['_OUTPUTPARAMS']._serialized_end=799
+  _globals['_TOOLCALLGRAMMAR']._serialized_start=802
+  _globals['_TOOLCALLGRAMMAR']._serialized_end=965
+  _globals['_GRAMMAR']._serialized_start=968
+  _globals['_GRAMMAR']._serialized_end=1208
+  _globals['_GENERATEREQUEST']._serialized_start=1211
+  _globals['_GENERATEREQUEST']._serialized_end=1566
+  _globals['_TOKENLOGPROB']._serialized_start=1568
+  _globals['_TOKENLOGPROB']._serialized_end=1669
+  _globals['_TOPLOGPROB']._serialized_start=1671
+  _globals['_TOPLOGPROB']._serialized_end=1718
+  _globals['_ACCEPTED']._serialized_start=1720
+  _globals['_ACCEPTED']._serialized_end=1753
+  _globals['_PROMPTDONE']._serialized_start=1755
+  _globals['_PROMPTDONE']._serialized_end=1874
+  _globals['_TOKENCHUNK']._serialized_start=1876
+  _globals['_TOKENCHUNK']._serialized_end=1968
+  _globals['_PROGRESS']._serialized_start=1970
+  _globals['_PROGRESS']._serialized_end=2028
+  _globals['_FINISHED']._serialized_start=2031
+  _globals['_FINISHED']._serialized_end=2237
+  _globals['_GENERATERESPONSE']._serialized_start=2240
+  _globals['_GENERATERESPONSE']._serialized_end=2486
+  _globals['_GENERATEMANYITEM']._serialized_start=2489
+  _globals['_GENERATEMANYITEM']._serialized_end=2647
+  _globals['_GENERATEMANYREQUEST']._serialized_start=2649
+  _globals['_GENERATEMANYREQUEST']._serialized_end=2716
+  _globals['_GENERATEMANYANSWER']._serialized_start=2719
+  _globals['_GENERATEMANYANSWER']._serialized_end=2946
+  _globals['_GENERATEMANYRESPONSE']._serialized_start=2948
+  _globals['_GENERATEMANYRESPONSE']._serialized_end=3020
+  _globals['_ABORTREQUEST']._serialized_start=3022
+  _globals['_ABORTREQUEST']._serialized_end=3057
+  _globals['_ABORTRESPONSE']._serialized_start=3059
+  _globals['_ABORTRESPONSE']._serialized_end=3091
+  _globals['_DESCRIBEENGINEREQUEST']._serialized_start=3093
+  _globals['_DESCRIBEENGINEREQUEST']._serialized_end=3116
+  _globals['_CACHEGROUPINFO']._serialized_start=3119
+  _globals['_CACHEGROUPINFO']._serialized_end=3267
+  _globals['_DESCRIBEENGINERESPONSE']._serialized_start=3270
+  _globals['_DESCRIBEENGINERESPONSE']._serialized_end=3662
+  _globals['_LOADREQUEST']._serialized_start=3664
+  _globals['_LOADREQUEST']._serialized_end=3677
+  _globals['_LOADRESPONSE']._serialized_start=3680
+  _globals['_LOADRESPONSE']._serialized_end=4086
+  _globals['_DRAINREQUEST']._serialized_start=4088
+  _globals['_DRAINREQUEST']._serialized_end=4102
+  _globals['_DRAINRESPONSE']._serialized_start=4104
+  _globals['_DRAINRESPONSE']._serialized_end=4119
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=4121
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=4146
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=4148
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=4197
+  _globals['_ENGINESERVICE']._serialized_start=4200
+  _globals['_ENGINESERVICE']._serialized_end=4758
 # @@protoc_insertion_point(module_scope)

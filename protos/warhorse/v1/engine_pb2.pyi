@@ -1,5 +1,4 @@
 from warhorse.v1 import common_pb2 as _common_pb2
-from warhorse.v1 import tensor_pb2 as _tensor_pb2
 from warhorse.v1 import tokenizer_pb2 as _tokenizer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
