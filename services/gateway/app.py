@@ -13,10 +13,20 @@ from starlette.responses import Response
 
 from services.common.describe import build_version
 from services.gateway.config import GatewayConfig
+from services.gateway.document import describe
 from services.gateway.errors import NOT_FOUND, SCHEMA, ApiError, shorten, to_api_error
 from services.gateway.messages.errors import error_response
 from services.gateway.middleware import ApiKeys, RequestIds
-from services.gateway.routes import control, generation, models, responses, status, tokens
+from services.gateway.routes import (
+    absent,
+    control,
+    diagnosis,
+    generation,
+    models,
+    responses,
+    status,
+    tokens,
+)
 from services.gateway.state import GatewayState
 
 
@@ -48,6 +58,9 @@ def create_app(config: GatewayConfig) -> FastAPI:
     tokens.add_routes(app, state)
     status.add_routes(app, state)
     control.add_routes(app, state)
+    diagnosis.add_routes(app, state)
+    absent.add_routes(app)
+    describe(app, has_keys=bool(config.api_key))
     _add_error_handlers(app)
     _add_layers(app, state)
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +12,8 @@ from services.tokenizer.detokenizer import Detokenizer
 from services.tokenizer.parsing.deltas import ContentDelta, Delta, Finish
 from services.tokenizer.stops import Piece, StopFilter
 from services.tokenizer.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class Treatment(Enum):
@@ -27,6 +30,9 @@ class Parser(Protocol):
     @property
     def in_reasoning(self) -> bool: ...
 
+    @property
+    def refused(self) -> int: ...
+
     def feed(self, text: str) -> None: ...
 
     def special(self, text: str) -> None: ...
@@ -40,6 +46,7 @@ class PlainText:
     """The parser of completions: every text is content."""
 
     in_reasoning = False
+    refused = 0
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -128,6 +135,8 @@ class ParseSession:
                 self._deliver([*stops.push(Piece(rest)), *stops.flush()])
                 matched = stops.matched is not None
         final = self._parser.finish(reason, stop_string=matched, named=self._named)
+        if self._parser.refused:
+            logger.warning("%d pieces of tool-call markup gave no call", self._parser.refused)
         update = self._update()
         update.finish = final
         return update

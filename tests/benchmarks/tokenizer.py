@@ -25,7 +25,13 @@ from tests.service_process import ROOT, RunDir, ServiceProcess
 
 MODEL = ROOT / "services/engine/checkpoints/nano_models/nano-qwen3.8-flash-next"
 PROSE = "The answer is 42, because nobody asked for more.\nAnother line follows here. "
-CALL = "<tool_call>\n<function=f>\n<parameter=a>\n"
+# A call that is open in a string argument, as the families write it.
+CALLS = {
+    "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=a>\n",
+    "glm47": "<tool_call>f<arg_key>a</arg_key><arg_value>",
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n'
+    '<｜DSML｜parameter name="a" string="true">',
+}
 TOOL = tokenizer_pb2.Tool(
     name="f", parameters_json='{"properties": {"a": {"type": "string"}}}', description="d"
 )
@@ -45,7 +51,6 @@ def session_costs(folder: TokenizerFolder, tokens: int) -> None:
     factory = SessionFactory(folder, parsers_of(folder, "", ""))
     vocabulary = folder.vocabulary
     prose = vocabulary.encode(PROSE)
-    opening = vocabulary.encode_segments(vocabulary.split(CALL))
     state = tokenizer_pb2.PARSE_STATE_CONTENT
     kinds = {
         "content": ([], tokenizer_pb2.ParseOpen(start_state=state)),
@@ -53,8 +58,11 @@ def session_costs(folder: TokenizerFolder, tokens: int) -> None:
             [],
             tokenizer_pb2.ParseOpen(start_state=state, stop=["\n\nUser:", "The END"]),
         ),
-        "string argument": (opening, tokenizer_pb2.ParseOpen(start_state=state, tools=[TOOL])),
     }
+    for parser, text in CALLS.items():
+        opening = vocabulary.encode_segments(vocabulary.split(text))
+        message = tokenizer_pb2.ParseOpen(start_state=state, tools=[TOOL], tool_call_parser=parser)
+        kinds[f"string argument, {parser}"] = (opening, message)
     for name, (first, opening_message) in kinds.items():
         session = factory.open(opening_message)
         session.push(first)

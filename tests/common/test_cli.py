@@ -38,7 +38,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The variables with which `up` would start services."""
     found: dict[str, Any] = {}
 
-    def foreground(_: object, __: object, variables: dict[str, str]) -> int:
+    def foreground(_: object, __: object, variables: dict[str, str], ___: object) -> int:
         found.update(variables)
         return 0
 

@@ -97,7 +97,7 @@ class Grammar(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., tool_calls: _Optional[_Union[ToolCallGrammar, _Mapping]] = ..., after_token_id: _Optional[int] = ..., compiled: _Optional[bytes] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "images", "sampling", "stopping", "output", "n", "priority", "cache_salt", "grammar")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "images", "sampling", "stopping", "output", "n", "priority", "cache_salt", "grammar", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: bytes
@@ -120,7 +121,8 @@ class GenerateRequest(_message.Message):
     priority: int
     cache_salt: str
     grammar: Grammar
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tokenizer_pb2.ImageInput, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[_tokenizer_pb2.ImageInput, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., output: _Optional[_Union[OutputParams, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top")
@@ -149,14 +151,18 @@ class Accepted(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptDone(_message.Message):
-    __slots__ = ("cached_tokens", "external_cached_tokens", "prompt_logprobs")
+    __slots__ = ("cached_tokens", "external_cached_tokens", "prompt_logprobs", "queue_seconds", "prefill_seconds")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     external_cached_tokens: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, cached_tokens: _Optional[int] = ..., external_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    queue_seconds: float
+    prefill_seconds: float
+    def __init__(self, cached_tokens: _Optional[int] = ..., external_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
     __slots__ = ("choice", "token_ids", "logprobs")
@@ -177,20 +183,22 @@ class Progress(_message.Message):
     def __init__(self, prefilled_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("choice", "reason", "stop_token_id", "completion_tokens", "error", "error_message")
+    __slots__ = ("choice", "reason", "stop_token_id", "completion_tokens", "error", "error_message", "preemptions")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     reason: _tokenizer_pb2.FinishReason
     stop_token_id: int
     completion_tokens: int
     error: _common_pb2.ErrorReason
     error_message: str
-    def __init__(self, choice: _Optional[int] = ..., reason: _Optional[_Union[_tokenizer_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorReason, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
+    preemptions: int
+    def __init__(self, choice: _Optional[int] = ..., reason: _Optional[_Union[_tokenizer_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorReason, str]] = ..., error_message: _Optional[str] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("accepted", "prompt_done", "chunk", "progress", "finished")
@@ -317,7 +325,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining", "prefixes_reset", "prefixes_gone", "prefixes_added")
+    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining", "prefixes_reset", "prefixes_gone", "prefixes_added", "steps_by_tokens", "step_tokens", "drafts", "draft_tokens", "accepted_draft_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +343,11 @@ class LoadResponse(_message.Message):
     PREFIXES_RESET_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_GONE_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_ADDED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_BY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -352,7 +365,12 @@ class LoadResponse(_message.Message):
     prefixes_reset: bool
     prefixes_gone: bytes
     prefixes_added: bytes
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., prefixes_reset: _Optional[bool] = ..., prefixes_gone: _Optional[bytes] = ..., prefixes_added: _Optional[bytes] = ...) -> None: ...
+    steps_by_tokens: _containers.RepeatedScalarFieldContainer[int]
+    step_tokens: int
+    drafts: int
+    draft_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., prefixes_reset: _Optional[bool] = ..., prefixes_gone: _Optional[bytes] = ..., prefixes_added: _Optional[bytes] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ..., step_tokens: _Optional[int] = ..., drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

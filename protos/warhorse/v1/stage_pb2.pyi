@@ -375,12 +375,38 @@ class CoreReady(_message.Message):
     def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., description: _Optional[_Union[CoreDescription, _Mapping]] = ...) -> None: ...
 
 class CoreStep(_message.Message):
-    __slots__ = ("updates", "load")
+    __slots__ = ("updates", "load", "stats")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
     updates: _containers.RepeatedCompositeFieldContainer[RequestUpdate]
     load: _engine_pb2.LoadResponse
-    def __init__(self, updates: _Optional[_Iterable[_Union[RequestUpdate, _Mapping]]] = ..., load: _Optional[_Union[_engine_pb2.LoadResponse, _Mapping]] = ...) -> None: ...
+    stats: CoreStats
+    def __init__(self, updates: _Optional[_Iterable[_Union[RequestUpdate, _Mapping]]] = ..., load: _Optional[_Union[_engine_pb2.LoadResponse, _Mapping]] = ..., stats: _Optional[_Union[CoreStats, _Mapping]] = ...) -> None: ...
+
+class CoreStats(_message.Message):
+    __slots__ = ("cache_groups", "steps", "step_seconds", "gathered_rows", "gather_seconds", "store_jobs", "kvcache_connected", "open_regions", "region_bytes", "resident_bytes")
+    CACHE_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STORE_JOBS_FIELD_NUMBER: _ClassVar[int]
+    KVCACHE_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cache_groups: _containers.RepeatedCompositeFieldContainer[_engine_pb2.CacheGroupInfo]
+    steps: int
+    step_seconds: float
+    gathered_rows: int
+    gather_seconds: float
+    store_jobs: int
+    kvcache_connected: bool
+    open_regions: int
+    region_bytes: int
+    resident_bytes: int
+    def __init__(self, cache_groups: _Optional[_Iterable[_Union[_engine_pb2.CacheGroupInfo, _Mapping]]] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., gathered_rows: _Optional[int] = ..., gather_seconds: _Optional[float] = ..., store_jobs: _Optional[int] = ..., kvcache_connected: _Optional[bool] = ..., open_regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class RequestUpdate(_message.Message):
     __slots__ = ("handle", "events", "refusal")

@@ -189,7 +189,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ParseOpen(_message.Message):
-    __slots__ = ("request_id", "start_state", "tools", "tool_choice", "parallel_tool_calls", "stop", "include_stop_str_in_output", "skip_special_tokens", "prompt_tail", "tool_call_parser", "reasoning_parser", "token_texts", "hidden_token_ids", "call_id_seed")
+    __slots__ = ("request_id", "start_state", "tools", "tool_choice", "parallel_tool_calls", "stop", "include_stop_str_in_output", "skip_special_tokens", "prompt_tail", "tool_call_parser", "reasoning_parser", "token_texts", "hidden_token_ids", "call_id_seed", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     START_STATE_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class ParseOpen(_message.Message):
     TOKEN_TEXTS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_SEED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     start_state: ParseState
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
@@ -218,7 +219,8 @@ class ParseOpen(_message.Message):
     token_texts: bool
     hidden_token_ids: _containers.RepeatedScalarFieldContainer[int]
     call_id_seed: str
-    def __init__(self, request_id: _Optional[str] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., parallel_tool_calls: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_tail: _Optional[bytes] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., token_texts: _Optional[bool] = ..., hidden_token_ids: _Optional[_Iterable[int]] = ..., call_id_seed: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., parallel_tool_calls: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_tail: _Optional[bytes] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., token_texts: _Optional[bool] = ..., hidden_token_ids: _Optional[_Iterable[int]] = ..., call_id_seed: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ParseTokens(_message.Message):
     __slots__ = ("token_ids",)

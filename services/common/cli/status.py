@@ -25,6 +25,7 @@ from warhorse.v1 import (
 from services.common.cli.base import UserError, add_project
 from services.common.cli.up import run_compose
 from services.common.grpc_client import connect, socket_target
+from services.common.supervisor.scale import instance_of, service_of
 from services.common.supervisor.state import ServiceState, StackPaths, StackState
 
 if TYPE_CHECKING:
@@ -90,11 +91,13 @@ def _memory_mb(pid: int) -> float:
 
 async def _details(service: ServiceState, run_dir: Path, model: str) -> dict[str, Any]:
     ask = {"engine": _engine, "tokenizer": _tokenizer, "kvcache": _kvcache, "offload": _offload}
-    if not service.healthy or service.service not in ask:
+    kind = service_of(service.service)
+    if not service.healthy or kind not in ask:
         return {"model": "", "load": ""}
-    async with connect(socket_target(run_dir, service.service)) as channel:
+    target = socket_target(run_dir, kind, instance_of(service.service))
+    async with connect(target) as channel:
         try:
-            return await ask[service.service](channel)
+            return await ask[kind](channel)
         except grpc.aio.AioRpcError as error:
             return {"model": "", "load": f"no answer: {error.code().name}"}
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import re
@@ -24,6 +25,12 @@ import psutil
 from services.common.cli.base import UserError, add_project, say
 from services.common.supervisor.compose_file import ComposeError, load_services, variable_names
 from services.common.supervisor.orphans import end_orphans
+from services.common.supervisor.scale import (
+    metrics_targets,
+    parse_scale,
+    scaled,
+    with_metrics_ports,
+)
 from services.common.supervisor.state import ROOT, StackPaths, StackState
 from services.common.supervisor.supervisor import Supervisor
 
@@ -47,6 +54,8 @@ def add_commands(commands: Subparsers) -> None:
     add("--host", default=host, help="address the gateway listens on; default: 127.0.0.1")
     start.add_argument("--detach", action="store_true", help="return when the stack is ready")
     start.add_argument("--docker", action="store_true", help="run in containers")
+    scale = "how many of a service run, for example engine=2 or tokenizer=2; may be repeated"
+    start.add_argument("--scale", action="append", default=[], metavar="SERVICE=N", help=scale)
     for name in sorted(_setting_flags()):
         start.add_argument(f"--{name}", help=argparse.SUPPRESS)
     start.epilog = "settings: " + " ".join(f"--{name}" for name in sorted(_setting_flags()))
@@ -67,7 +76,7 @@ def _port(text: str) -> int:
 
 def _setting_flags() -> set[str]:
     """Flags for the variables of the compose file that have none of their own."""
-    own = {"model", "port", "host", "gateway-host"}
+    own = {"model", "port", "host", "gateway-host", "metrics-host"}
     names = {n.removeprefix("WARHORSE_").lower().replace("_", "-")
              for n in variable_names(COMPOSE_FILE)}  # fmt: skip
     return names - own
@@ -76,6 +85,7 @@ def _setting_flags() -> set[str]:
 def run_up(arguments: argparse.Namespace) -> int:
     """Start the stack; in the foreground until Ctrl-C unless --detach is given."""
     variables = _variables(arguments)
+    counts = _scale(arguments)
     if arguments.docker:
         url = _url(arguments.host, arguments.port)
         return _containers(arguments.project, url, variables)
@@ -88,7 +98,18 @@ def run_up(arguments: argparse.Namespace) -> int:
     if arguments.detach:
         return _detach(paths)
     with _only_one(paths.state / "lock"):
-        return _foreground(arguments, paths, variables)
+        return _foreground(arguments, paths, variables, counts)
+
+
+def _scale(arguments: argparse.Namespace) -> dict[str, int]:
+    """How many instances are asked for. Containers get theirs from a file of their own."""
+    try:
+        counts = parse_scale(arguments.scale)
+    except ValueError as error:
+        raise UserError(f"--scale {error}") from error
+    if arguments.docker and counts:
+        raise UserError("--scale is for local processes; docs/operations.md shows it in containers")
+    return counts
 
 
 def _make_writable(folder: Path) -> None:
@@ -142,7 +163,7 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
         given.setdefault("WARHORSE_SERVED_MODEL_NAME", model.name)
     own = {"MODEL": str(model), "PORT": str(arguments.port), "HOST": arguments.host}
     if not arguments.docker:
-        own["GATEWAY_HOST"] = arguments.host
+        own |= {"GATEWAY_HOST": arguments.host, "METRICS_HOST": "127.0.0.1"}
     return {**os.environ, **given, **{f"WARHORSE_{key}": value for key, value in own.items()}}
 
 
@@ -155,10 +176,16 @@ def _check_port(host: str, port: int) -> None:
             raise UserError(f"--port {port} on {host}: {error.strerror}") from error
 
 
-def _foreground(arguments: argparse.Namespace, paths: StackPaths, variables: dict[str, str]) -> int:
+def _foreground(
+    arguments: argparse.Namespace,
+    paths: StackPaths,
+    variables: dict[str, str],
+    counts: dict[str, int],
+) -> int:
     try:
-        services = load_services(COMPOSE_FILE, variables)
-    except ComposeError as error:
+        found = scaled(load_services(COMPOSE_FILE, variables), counts, paths.run)
+        services = with_metrics_ports(found)
+    except (ComposeError, ValueError) as error:
         raise UserError(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="warhorse: %(message)s")
     end_orphans(paths.run, max(service.stop_grace_seconds for service in services.values()))
@@ -166,6 +193,8 @@ def _foreground(arguments: argparse.Namespace, paths: StackPaths, variables: dic
     shutil.rmtree(paths.run, ignore_errors=True)
     me = psutil.Process()
     url = _url(arguments.host, arguments.port)
+    targets = metrics_targets(services, url.removeprefix("http://"))
+    paths.metrics.write_text(json.dumps(targets, indent=1))
     state = StackState(me.pid, me.create_time(), url, str(variables["WARHORSE_MODEL"]))
     code = asyncio.run(_supervise(Supervisor(services, paths, state), state))
     shutil.rmtree(paths.run, ignore_errors=True)
@@ -231,7 +260,7 @@ def run_logs(arguments: argparse.Namespace) -> int:
     """Copy a service's log to standard output."""
     logs = StackPaths.of(arguments.project).logs
     file = logs / f"{arguments.service}.log"
-    if not re.fullmatch(r"\w+", arguments.service) or not file.exists():
+    if not re.fullmatch(r"[\w-]+", arguments.service) or not file.exists():
         known = ", ".join(sorted(p.stem for p in logs.glob("*.log"))) or "none yet"
         raise UserError(f"no log of {arguments.service!r}; there are: {known}")
     say(file.read_text(errors="replace"))

@@ -35,8 +35,13 @@ class StackPaths:
         return self.state / "supervisor.json"
 
     @property
+    def metrics(self) -> Path:
+        """Addresses of all metrics, in the form of Prometheus' file_sd_config."""
+        return self.state / "metrics.json"
+
+    @property
     def logs(self) -> Path:
-        """One file per service."""
+        """One file per process."""
         return self.state / "logs"
 
 

@@ -35,11 +35,19 @@ class Block(Lenient):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: Annotated[list[Block], BeforeValidator(_as_blocks)] | None = None
+    content: (
+        Annotated[
+            list[Block],
+            BeforeValidator(_as_blocks, json_schema_input_type=str | list[dict[str, Any]]),
+        ]
+        | None
+    ) = None
     is_error: Flag | None = None
 
 
-Blocks = Annotated[list[Block], BeforeValidator(_as_blocks)]
+Blocks = Annotated[
+    list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])
+]
 
 
 class AnthropicMessage(Lenient):

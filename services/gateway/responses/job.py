@@ -33,9 +33,8 @@ class ResponsesJob(ChatJob):
             raise bad_request("`background` responses are not supported.", "background")
         self._responses = request
         self._names = ToolNames.of(request.tools or ())
-        self._history = _history(request, state)
-        fields = chat_fields(request, self._names, self._history)
-        super().__init__(validate(ChatRequest, fields, CHAT), request_id, state)
+        self._history = history_of(request, state)
+        super().__init__(as_chat(request, self._names, self._history), request_id, state)
         self._head = ResponseHead("", 0, "", request, self._names)
 
     async def prepare(self) -> Sequence[GenerationPlan]:
@@ -60,7 +59,15 @@ class ResponsesJob(ChatJob):
         self.state.responses.put(StoredResponse(body, messages))
 
 
-def _history(request: ResponsesRequest, state: GatewayState) -> list[dict[str, Any]]:
+def as_chat(
+    request: ResponsesRequest, names: ToolNames, history: Sequence[dict[str, Any]]
+) -> ChatRequest:
+    """The chat request of the same meaning. Raises ApiError 400."""
+    return validate(ChatRequest, chat_fields(request, names, history), CHAT)
+
+
+def history_of(request: ResponsesRequest, state: GatewayState) -> list[dict[str, Any]]:
+    """The conversation that the request goes on with. Raises ApiError 404."""
     wanted = request.previous_response_id
     if wanted is None:
         return []

@@ -20,6 +20,10 @@ def _items(value: Any) -> Any:
     return value
 
 
+_List = Annotated[list[dict[str, Any]], Field(min_length=1)]
+Items = Annotated[list[dict[str, Any]], BeforeValidator(_items, json_schema_input_type=str | _List)]
+
+
 class ReasoningConfig(Lenient):
     """How much to think, and how it is shown."""
 
@@ -37,7 +41,7 @@ class TextConfig(Lenient):
 class ResponsesRequest(SamplingRequest):
     """Body of a response. Items stay plain objects: their kinds are open-ended."""
 
-    input: Annotated[list[dict[str, Any]], BeforeValidator(_items)] = Field(description=_INPUT)
+    input: Items = Field(description=_INPUT)
     instructions: str | None = Field(None, description="a text")
     tools: list[dict[str, Any]] | None = Field(None, description="a list of tools")
     tool_choice: Any = Field(None, description="a text or an object")

@@ -17,12 +17,14 @@ from services.gateway.respond import GenerationResponse, Job
 from services.gateway.routes.helpers import body_of, body_schema, identify, json_response
 from services.gateway.schema.chat import ChatRequest
 from services.gateway.schema.completion import CompletionRequest
+from services.gateway.schema.native import TokensRequest
 from services.gateway.state import GatewayState
+from services.gateway.token_job import TokensJob
 from services.gateway.unsupported import CHAT, COMPLETION
 
 
 def add_routes(app: FastAPI, state: GatewayState) -> None:
-    """Chat completions, completions and messages."""
+    """Chat completions, completions, messages, and tokens alone."""
 
     def respond(job: Job) -> Response:
         return GenerationResponse(job, state)
@@ -38,6 +40,12 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         """Continue a text or a list of token ids."""
         body = validate(CompletionRequest, await body_of(request, state), COMPLETION)
         return respond(CompletionJob(body, identify(request, body.request_id), state))
+
+    @app.post("/inference/v1/generate", openapi_extra=body_schema(TokensRequest))
+    async def generate(request: Request) -> Response:
+        """Continue token ids; answers with token ids."""
+        body = validate(TokensRequest, await body_of(request, state), {})
+        return respond(TokensJob(body, identify(request, body.request_id), state))
 
     @app.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
     async def messages(request: Request) -> Response:

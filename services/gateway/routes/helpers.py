@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from services.gateway.body import MEBIBYTE, read_json
+from services.gateway.document import COMPONENT
 from services.gateway.identity import request_id
 from services.gateway.state import GatewayState
 
@@ -21,7 +22,7 @@ def json_response(value: Any) -> Response:
 
 def body_schema(*models: type[BaseModel]) -> dict[str, Any]:
     """The part of the OpenAPI document that describes a body of one of `models`."""
-    schemas = [model.model_json_schema() for model in models]
+    schemas = [model.model_json_schema(ref_template=COMPONENT) for model in models]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 

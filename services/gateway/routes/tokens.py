@@ -12,7 +12,12 @@ from warhorse.v1 import tokenizer_pb2
 from services.gateway.body import validate
 from services.gateway.chat import check_chat, render_chat
 from services.gateway.completions import completion_prompt
+from services.gateway.messages.convert import chat_fields
+from services.gateway.messages.schema import CountRequest
 from services.gateway.plan import Prompt
+from services.gateway.responses.job import as_chat, history_of
+from services.gateway.responses.schema import ResponsesRequest
+from services.gateway.responses.tools import ToolNames
 from services.gateway.routes.helpers import body_of, body_schema, json_response
 from services.gateway.sampling import ModelFacts, check_ids, check_request, check_text_size
 from services.gateway.schema.chat import ChatRequest
@@ -20,7 +25,7 @@ from services.gateway.schema.completion import CompletionRequest
 from services.gateway.schema.tokens import Detokenize, TokenizeChat, TokenizeText
 from services.gateway.state import GatewayState
 from services.gateway.tokens import pack, unpack
-from services.gateway.unsupported import CHAT, COMPLETION
+from services.gateway.unsupported import CHAT, COMMON_ONLY, COMPLETION
 
 
 def add_routes(app: FastAPI, state: GatewayState) -> None:
@@ -51,10 +56,20 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatRequest))
     async def render_chat_prompt(request: Request) -> Response:
         """The prompt that a chat completion would be given."""
-        body = validate(ChatRequest, await body_of(request, state), CHAT)
-        facts = await _facts(state, body.model)
-        check_chat(body, facts)
-        return json_response(_shown(await render_chat(body, state, facts), facts))
+        return await _rendered(validate(ChatRequest, await body_of(request, state), CHAT), state)
+
+    @app.post("/v1/messages/render", openapi_extra=body_schema(CountRequest))
+    async def render_message_prompt(request: Request) -> Response:
+        """The prompt that a message would be given."""
+        body = validate(CountRequest, await body_of(request, state), {})
+        return await _rendered(validate(ChatRequest, chat_fields(body), CHAT), state)
+
+    @app.post("/v1/responses/render", openapi_extra=body_schema(ResponsesRequest))
+    async def render_response_prompt(request: Request) -> Response:
+        """The prompt that a response would be given."""
+        body = validate(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
+        names = ToolNames.of(body.tools or ())
+        return await _rendered(as_chat(body, names, history_of(body, state)), state)
 
     @app.post("/v1/completions/render", openapi_extra=body_schema(CompletionRequest))
     async def render_completion_prompts(request: Request) -> Response:
@@ -64,6 +79,12 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         check_request(body, facts)
         prompts = [await completion_prompt(p, body, state, facts) for p in body.prompt]
         return json_response([_shown(prompt, facts) for prompt in prompts])
+
+
+async def _rendered(chat: ChatRequest, state: GatewayState) -> Response:
+    facts = await _facts(state, chat.model)
+    check_chat(chat, facts)
+    return json_response(_shown(await render_chat(chat, state, facts), facts))
 
 
 async def _facts(state: GatewayState, model: str | None) -> ModelFacts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import orjson
 from pydantic import BeforeValidator, Field
@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field
 from services.gateway.schema.fields import UINT32_MAX, Flag, Int, Lenient, wrong
 from services.gateway.schema.sampling import SamplingRequest
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
+EffortName = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
+EFFORTS: tuple[str, ...] = get_args(EffortName)
 _IMAGE_PARTS = ("image_url", "input_image")
 Detail = Literal["auto", "low", "high"]
 
@@ -35,7 +36,10 @@ class ContentPart(Lenient):
     type: Literal["text", "input_text", "refusal", "image_url", "input_image"]
     text: str | None = None
     refusal: str | None = None
-    image_url: Annotated[ImageUrl, BeforeValidator(_as_image_url)] | None = None
+    image_url: (
+        Annotated[ImageUrl, BeforeValidator(_as_image_url, json_schema_input_type=str | ImageUrl)]
+        | None
+    ) = None
     detail: Detail | None = Field(None, description='"auto", "low" or "high"')
 
     @property
@@ -53,6 +57,12 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+Parts = Annotated[
+    list[ContentPart],
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[ContentPart]),
+]
+
+
 def _as_json_text(value: Any) -> Any:
     """History may hold arguments as an object; the renderer takes JSON text."""
     if not isinstance(value, dict):
@@ -63,11 +73,16 @@ def _as_json_text(value: Any) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+JsonText = Annotated[
+    str, BeforeValidator(_as_json_text, json_schema_input_type=str | dict[str, Any])
+]
+
+
 class FunctionCall(Lenient):
     """Name and arguments of a call in a history; the arguments need not be valid JSON."""
 
     name: str = Field(min_length=1, description="a non-empty text")
-    arguments: Annotated[str, BeforeValidator(_as_json_text)] | None = None
+    arguments: JsonText | None = None
 
 
 class ToolCallMessage(Lenient):
@@ -82,7 +97,7 @@ class Message(Lenient):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "latest_reminder"]
-    content: Annotated[list[ContentPart], BeforeValidator(_as_parts)] | None = None
+    content: Parts | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallMessage] | None = None
@@ -127,6 +142,15 @@ def _tool_choice(value: Any) -> Any:
     raise wrong('"none", "auto", "required" or an object that names a function')
 
 
+ToolChoice = Annotated[
+    Any,
+    BeforeValidator(
+        _tool_choice,
+        json_schema_input_type=Literal["none", "auto", "required"] | NamedToolChoice | None,
+    ),
+]
+
+
 def _effort(value: Any) -> Any:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
@@ -135,7 +159,12 @@ def _effort(value: Any) -> Any:
     raise wrong("one of " + ", ".join(EFFORTS) + ", or an integer of at least 0")
 
 
-Effort = Annotated[str | int | None, BeforeValidator(_effort)]
+Effort = Annotated[
+    str | int | None,
+    BeforeValidator(
+        _effort, json_schema_input_type=EffortName | Annotated[int, Field(ge=0)] | None
+    ),
+]
 
 
 class Thinking(Lenient):
@@ -166,7 +195,7 @@ class ChatRequest(SamplingRequest):
     logprobs: Flag | None = Field(None, description="true or false")
     top_logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")
     tools: list[ToolDefinition] | None = Field(None, description="a list of tools")
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = Field(
+    tool_choice: ToolChoice = Field(
         None, description='"none", "auto", "required" or an object that names a function'
     )
     parallel_tool_calls: Flag | None = Field(None, description="true or false")

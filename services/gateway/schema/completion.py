@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from services.gateway.schema.fields import UINT32_MAX, Flag, Int, wrong
-from services.gateway.schema.sampling import SamplingRequest
+from services.gateway.schema.sampling import SamplingRequest, TokenId
 
 MAX_PROMPTS = 1024
 _WANTED = f"a non-empty text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of either"
@@ -32,9 +32,17 @@ def _prompts(value: Any) -> list[str | list[int]]:
     return value
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_List = Annotated[list[_Text | _Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[
+    list[Any], BeforeValidator(_prompts, json_schema_input_type=_Text | _Ids | _List)
+]
+
+
 class CompletionRequest(SamplingRequest):
     """Body of a completion. `prompt` is normalised to a list of texts and id lists."""
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)] = Field(description=_WANTED)
+    prompt: Prompts = Field(description=_WANTED)
     echo: Flag | None = Field(None, description="true or false")
     logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
 
 Int = Annotated[int, Strict()]
@@ -42,5 +42,13 @@ def _integer_keys(value: Any) -> Any:
         raise wrong("an object from token ids, as decimal text, to numbers") from None
 
 
-StringOrStrings = Annotated[list[str], BeforeValidator(_as_list)]
-TokenBiases = Annotated[dict[int, Number], BeforeValidator(_integer_keys)]
+StringOrStrings = Annotated[
+    list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+]
+TokenBiases = Annotated[
+    dict[int, Number],
+    BeforeValidator(
+        _integer_keys,
+        json_schema_input_type=dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Number],
+    ),
+]

@@ -259,8 +259,8 @@ class _Value(State):
     def text(self, text: str) -> int:
         if not self._suspended:
             self._grammar.parser.calls.value_text(text)
-        elif text and not self._suspended.add(text):
-            self._release()
+        elif text:
+            self._suspend(text)
         return len(text)
 
     def marker(self, token: Token) -> None:
@@ -269,14 +269,19 @@ class _Value(State):
                 self._release()
                 self.close()
             case "</tool_call>":
-                if not self._suspended.add(token):
-                    self._release()
+                self._suspend(token)
             case "<tool_call>" if self._suspended and self._suspended.blank_behind:
                 self.reset()
                 self._grammar.parser.calls.end_value()
                 self._grammar.structure(token)
+            case _ if self._suspended:
+                self._suspend(token)
             case _:
-                self.text(token.text)
+                self._grammar.parser.calls.value_text(token.text)
+
+    def _suspend(self, item: Token | str) -> None:
+        if not self._suspended.add(item):
+            self._release()
 
     def close(self) -> None:
         """The value is complete."""

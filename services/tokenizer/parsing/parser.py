@@ -91,6 +91,11 @@ class StreamParser:
         """Whether the next text is reasoning."""
         return self.machine.state is self.reasoning
 
+    @property
+    def refused(self) -> int:
+        """Pieces of tool-call markup of which no call was made."""
+        return self.calls.refused
+
     def feed(self, text: str) -> None:
         """Take ordinary text."""
         self.machine.feed(text)

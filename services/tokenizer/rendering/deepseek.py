@@ -126,7 +126,7 @@ class DeepSeekRenderer:
         """Return the text of the effort: the format's, the number, the format's."""
         if not thinking.enabled:
             return "", "", ""
-        name = thinking.effort or _DEFAULT_LEVEL
+        name = _DEFAULT_LEVEL if thinking.effort is None else thinking.effort
         level = _NAMED_LEVELS.get(name, name)
         efforts = self._texts.efforts
         if efforts is None:

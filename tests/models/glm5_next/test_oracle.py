@@ -68,8 +68,11 @@ SOFTPLUS = {
 PLAIN_ROUTER = {"norm_topk_prob": False, "routed_scaling_factor": 0.7, "n_shared_experts": 2}
 POOLS_OF_16 = {"index_kpool": 16, "index_topk": 32, "hc_mult": 2, "hc_sinkhorn_iters": 3}
 
+# Large enough that one in the place of the other shows.
+LARGE_EPS = {"rms_norm_eps": 0.1, "hc_eps": 0.02}
 
-@pytest.mark.parametrize("text", [GROUPED, SOFTPLUS, PLAIN_ROUTER, POOLS_OF_16])
+
+@pytest.mark.parametrize("text", [GROUPED, SOFTPLUS, PLAIN_ROUTER, POOLS_OF_16, LARGE_EPS])
 def test_other_settings_equal_transformers(tmp_path: Path, text: dict[str, Any]) -> None:
     folder, ids = build_nano(tmp_path, "bf16", **text), prompt(TOKENS, seed=2)
     found = Runner([load(folder)]).run(ids, 31)

@@ -1,0 +1,48 @@
+"""A generation as a health check, and the profiler's switches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from services.gateway.completions import CompletionJob
+from services.gateway.errors import NOT_SUPPORTED, UNAVAILABLE, ApiError
+from services.gateway.generation import EventStream
+from services.gateway.routes.helpers import identify
+from services.gateway.schema.completion import CompletionRequest
+from services.gateway.state import GatewayState
+
+GENERATE_SECONDS = 20.0
+
+
+def add_routes(app: FastAPI, state: GatewayState) -> None:
+    """Whether a token can be made; profiling."""
+
+    @app.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        """200 when an engine has just generated a token."""
+        try:
+            async with asyncio.timeout(GENERATE_SECONDS):
+                await _generate_one(identify(request, None), state)
+        except TimeoutError:
+            message = f"No token was generated within {GENERATE_SECONDS:.0f} s."
+            raise ApiError(503, UNAVAILABLE, message) from None
+        return Response(status_code=200)
+
+    @app.post("/start_profile")
+    @app.post("/stop_profile")
+    async def profile() -> Response:
+        """Refused: engines are profiled with the tools of their device."""
+        message = "This server has no profiler of its own; attach one to the engine's process."
+        raise ApiError(501, NOT_SUPPORTED, message)
+
+
+async def _generate_one(request_id: str, state: GatewayState) -> None:
+    """One token behind a prompt of one token. Raises what any generation raises."""
+    body = CompletionRequest(prompt=[0], max_tokens=1, temperature=0.0)
+    plans = await CompletionJob(body, request_id, state).prepare()
+    async with EventStream(plans, state.engines, state.tokenizers) as stream:
+        while await stream.take() is not None:
+            pass
