@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from services.common.logs import request_id_var
+from services.common.tracing import TRACEPARENT, traceparent_var
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 # A request to render may hold image files; a gateway takes bodies of 64 MiB.
@@ -98,6 +99,6 @@ def socket_target(run_dir: Path, service: str, instance: str | None = None) -> s
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:
-    """Metadata that carries the current request id to the peer; pass it as `metadata=`."""
-    request_id = request_id_var.get()
-    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+    """The current request id and trace context for the peer; pass it as `metadata=`."""
+    found = ((REQUEST_ID_KEY, request_id_var.get()), (TRACEPARENT, traceparent_var.get()))
+    return tuple((key, value) for key, value in found if value)

@@ -1,4 +1,4 @@
-"""The border of every service: request ids in, errors out, drain and reflection rules.
+"""The border of every service: request ids and traces in, errors out, counts, drain, reflection.
 
 One interceptor wraps all four kinds of handlers. A `ServiceError` becomes its rich status; an
 error of a call to another service passes on with its own reason; any other exception is our bug:
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,6 +23,15 @@ from grpc_status import rpc_status
 from services.common.errors import ErrorReason, ServiceError, from_rpc_error
 from services.common.grpc_client import REQUEST_ID_KEY
 from services.common.logs import request_id_var
+from services.common.metrics import ProcessMetrics
+from services.common.tracing import (
+    TRACEPARENT,
+    NoTracer,
+    Tracer,
+    checked_traceparent,
+    span,
+    traceparent_var,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +55,17 @@ class BorderInterceptor(_Interceptor):
     their client; a drain does not wait for them.
     """
 
-    def __init__(self, *, reflection_on_tcp: bool, open_ended: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        reflection_on_tcp: bool,
+        open_ended: Iterable[str] = (),
+        metrics: ProcessMetrics | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.draining = False
+        self._metrics = metrics
+        self._tracer = tracer or NoTracer()
         self._reflection_on_tcp = reflection_on_tcp
         self._open_ended = frozenset(open_ended)
         self._in_flight = 0
@@ -123,26 +142,48 @@ class BorderInterceptor(_Interceptor):
 
     @asynccontextmanager
     async def _border(self, method: str, context: Any) -> AsyncIterator[None]:
-        request_id_var.set(_request_id(context))
+        request_id_var.set(_metadata(context, REQUEST_ID_KEY)[:_REQUEST_ID_LIMIT])
+        traceparent_var.set(checked_traceparent(_metadata(context, TRACEPARENT)))
         tracked = not (method in self._open_ended or method.startswith((_HEALTH, _REFLECTION)))
+        began, code = time.perf_counter(), "OK"
         try:
             if tracked:
                 self._enter()
-            self._admit(method, context)
-            yield
+            with self._span(method, tracked):
+                self._admit(method, context)
+                yield
         except ServiceError as error:
+            code = error.code.name
             await _refuse(context, method, error)
         except grpc.aio.AbortError:
+            code = "ABORTED"
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
             raise
         except grpc.RpcError as error:
-            await _refuse(context, method, from_rpc_error(error))
+            refused = from_rpc_error(error)
+            code = refused.code.name
+            await _refuse(context, method, refused)
         except Exception:
+            code = "INTERNAL"
             _log.exception("unexpected error in %s", method)
             failure = ServiceError(ErrorReason.ERROR_REASON_INTERNAL, "internal error")
             await _refuse(context, method, failure)
         finally:
+            self._count(method, code, time.perf_counter() - began if tracked else None)
             if tracked:
                 self._leave()
+
+    def _span(self, method: str, tracked: bool) -> AbstractContextManager[object]:
+        """A span around calls of requests; those that last as long as their client have none."""
+        if not tracked or not self._tracer.active:
+            return nullcontext()
+        return span(self._tracer, _short(method), kind="server")
+
+    def _count(self, method: str, code: str, seconds: float | None) -> None:
+        if self._metrics is not None and not method.startswith((_HEALTH, _REFLECTION)):
+            self._metrics.rpc(_short(method), code, seconds)
 
     def _admit(self, method: str, context: Any) -> None:
         if method.startswith(_HEALTH):
@@ -172,10 +213,15 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _request_id(context: Any) -> str:
+def _short(method: str) -> str:
+    """`/warhorse.v1.EngineService/Load` -> `EngineService/Load`."""
+    return method.removeprefix("/").removeprefix("warhorse.v1.")
+
+
+def _metadata(context: Any, wanted: str) -> str:
     for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY:
-            return _text(value)[:_REQUEST_ID_LIMIT]
+        if key == wanted:
+            return _text(value)
     return ""
 
 

@@ -17,7 +17,9 @@ from grpc_reflection.v1alpha import reflection
 from services.common.errors import StartupError
 from services.common.grpc_client import MAX_MESSAGE_BYTES, socket_path
 from services.common.grpc_interceptor import BorderInterceptor
+from services.common.metrics import ProcessMetrics
 from services.common.sockets import SocketLock
+from services.common.tracing import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +89,8 @@ class GrpcServer:
 
     `listen` is `host:port` for a further TCP listener (empty: none); reflection answers there only
     with `reflection_on_tcp`. `open_ended` names the methods (`/warhorse.v1.EngineService/Load`)
-    whose streams a drain does not wait for. Raises StartupError when another process owns the
+    whose streams a drain does not wait for. `metrics` counts the calls, `tracer` makes a span of
+    each. Raises StartupError when another process owns the
     socket or the port.
     """
 
@@ -102,12 +105,19 @@ class GrpcServer:
         reflection_on_tcp: bool = False,
         open_ended: Iterable[str] = (),
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
+        metrics: ProcessMetrics | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._name = instance or f"{service}-0"
         self._path = socket_path(run_dir, service, self._name)
         self._listen = listen
         self._grace_seconds = grace_seconds
-        self._border = BorderInterceptor(reflection_on_tcp=reflection_on_tcp, open_ended=open_ended)
+        self._border = BorderInterceptor(
+            reflection_on_tcp=reflection_on_tcp,
+            open_ended=open_ended,
+            metrics=metrics,
+            tracer=tracer,
+        )
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", max_receive_bytes),

@@ -12,8 +12,11 @@ from services.common.describe import new_generation
 from services.common.errors import StartupError
 from services.common.grpc_server import GrpcServer
 from services.common.lifecycle import EXIT_CANNOT_START, run
+from services.common.metrics import ProcessMetrics
+from services.common.tracing import make_tracer
 from services.engine.flags import EngineFlags
 from services.engine.front import Front, FrontConfig
+from services.engine.front_watch import FrontWatch, Rings
 from services.engine.grammar.service import GrammarCompiler
 from services.engine.link import CoreLink
 from services.engine.model_card import ModelCard
@@ -32,6 +35,10 @@ def main(argv: Sequence[str]) -> int:
 
 async def serve(flags: EngineFlags, link: CoreLink) -> None:
     """Serve `link` until a stop signal, or until its core cannot be started."""
+    tracer = make_tracer("engine", flags.instance, flags.otlp_traces_endpoint)
+    metrics = ProcessMetrics()
+    watch = FrontWatch(tracer, ring_stats_of(link))
+    metrics.add(*watch.readings())
     server = GrpcServer(
         "engine",
         flags.instance,
@@ -39,12 +46,15 @@ async def serve(flags: EngineFlags, link: CoreLink) -> None:
         listen=flags.listen,
         grace_seconds=flags.grace_seconds,
         open_ended=OPEN_ENDED,
+        metrics=metrics,
+        tracer=tracer,
     )
     front = Front(
         front_config(flags),
         link,
         lambda on: server.set_serving(SERVICE_NAME, on),
         _grammars(flags),
+        watch,
     )
     servicer = EngineServicer(front, flags.instance, new_generation())
     add_EngineServiceServicer_to_server(servicer, server.server)
@@ -53,11 +63,20 @@ async def serve(flags: EngineFlags, link: CoreLink) -> None:
     front.refused.add_done_callback(lambda _: server.ask_stop())
     front.start()
     try:
-        await server.run_until_signal(front.drain)
+        with metrics.served(flags.metrics_host, flags.metrics_port):
+            await server.run_until_signal(front.drain)
     finally:
         await front.stop()
+        tracer.close()
     if front.refused.done():
         raise _failure(front.refused.result())
+
+
+def ring_stats_of(link: CoreLink) -> Rings:
+    """Where the counters of the rings are read; a scripted core has none."""
+    from services.engine.process_link import ProcessLink
+
+    return link.ring_stats if isinstance(link, ProcessLink) else dict
 
 
 def _failure(exit_code: int) -> Exception:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from services.engine.cache.store_client import StoreClient
 from services.engine.config import CoreConfig, DeviceName
 from services.engine.core import EngineCore
 from services.engine.core_events import to_cache_groups
+from services.engine.core_watch import CoreWatch
 from services.engine.flags import EngineFlags
 from services.engine.grammar.compiled import make_matcher
 from services.engine.image_opening import ImageOpener
@@ -55,14 +56,16 @@ class Assembly:
     tables: Tables
     store: StoreClient | None
     images: ImageOpener
+    watch: CoreWatch
 
     @classmethod
-    def build(cls, flags: EngineFlags) -> Assembly:
+    def build(cls, flags: EngineFlags, watch: CoreWatch | None = None) -> Assembly:
         """Load the model and connect it.
 
         Raises CheckpointError or StartupError where starting again would not help, ServiceError
         where a peer does not answer.
         """
+        watch = watch or CoreWatch()
         device = _device(flags)
         dtype = _dtype(flags, device)
         torch.set_num_threads(flags.threads or max(1, len(os.sched_getaffinity(0)) // 2))
@@ -84,7 +87,9 @@ class Assembly:
             _fingerprint(weights, tokenizer, _pixel_settings(flags.model), dtype, model.groups),
         )
         tables = open_tables(flags, model.ngrams, device)
-        store = _store(flags, config)
+        if tables.source is not None:
+            tables.source = replace(tables.source, watched=watch.gathers.watched)
+        store = _store(flags, config, watch)
         try:
             executor = partial(LocalExecutor, make_matcher=_matchers(flags, model))
             core = EngineCore(model, config, tables.source, store, make_executor=executor)
@@ -100,7 +105,7 @@ class Assembly:
             takes_images=model.vision is not None,
         )
         images = ImageOpener(_absolute(flags.run_dir))
-        return cls(core, info, config, model.weight_bytes, tables, store, images)
+        return cls(core, info, config, model.weight_bytes, tables, store, images, watch)
 
     def first_step(self) -> None:
         """Compute one token of one request, so that nothing is done for the first time later."""
@@ -200,7 +205,7 @@ def _pixel_settings(folder: Path) -> str:
     return path.read_text("utf-8") if path.is_file() else ""
 
 
-def _store(flags: EngineFlags, config: CoreConfig) -> StoreClient | None:
+def _store(flags: EngineFlags, config: CoreConfig, watch: CoreWatch) -> StoreClient | None:
     if flags.kvcache_address == NO_PEER or not flags.enable_prefix_caching:
         return None
     return StoreClient(
@@ -208,6 +213,7 @@ def _store(flags: EngineFlags, config: CoreConfig) -> StoreClient | None:
         _absolute(flags.run_dir),
         client_id=flags.instance,
         model_fingerprint=config.model_fingerprint,
+        watch=watch,
     )
 
 

@@ -168,6 +168,10 @@ class EngineCore:
             steps=counters.steps,
             groups=groups,
             store_connected=self._transfers.connected,
+            drafts=counters.drafts,
+            step_tokens=counters.step_tokens,
+            steps_by_tokens=tuple(counters.steps_by_tokens),
+            store_jobs=self._transfers.in_flight,
         )
 
     def prefix_news(self) -> dict[UnitHash, bool]:
@@ -189,7 +193,7 @@ class EngineCore:
 
     def _admit(self) -> None:
         """Take the store's answers and drop requests that waited too long for their first step."""
-        now = self._clock()
+        now = self._state.now = self._clock()
         self._transfers.poll(now)
         for state in tuple(self._state.requests.values()):
             if state.deadline is None or state.started or now < state.deadline:

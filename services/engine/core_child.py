@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from warhorse.v1.stage_pb2 import CoreCommand, CoreEvent
 
-from services.common.ring import Ring, RingClosed, RingFull
+from services.common.ring import Ring, RingClosed, RingFull, RingStats
 
 MAX_EVENTS_PER_TURN = 64  # then other work of the loop has its turn
 SEND_SECONDS = 0.2
@@ -68,6 +68,12 @@ class CoreChild:
     def pid(self) -> int:
         """Process id of the core."""
         return self._process.pid
+
+    def ring_stats(self) -> dict[str, RingStats]:
+        """Counters of both rings; none once they are closed."""
+        if self._closed:
+            return {}
+        return {"commands": self._commands.stats(), "events": self._events.stats()}
 
     def send(self, command: CoreCommand) -> None:
         """Pass a command on; never blocks, and is lost when the process has ended."""

@@ -13,6 +13,7 @@ from warhorse.v1.tokenizer_pb2 import ImageInput
 
 from services.common.prefix_chain import SHORT_BYTES, UnitHash
 from services.engine.images import ImageSpan
+from services.engine.plan_codec import decode_budget
 from services.engine.sampling.params import GrammarUse
 from services.engine.scheduler.messages import (
     CoreLoad,
@@ -97,6 +98,8 @@ def _sampling(sampling: pb.SamplingParams, grammar: GrammarUse | None) -> Reques
         logit_bias={b.token_id: b.bias for b in sampling.logit_bias},
         allowed_token_ids=tuple(sampling.allowed_token_ids),
         grammar=grammar,
+        bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
+        thinking_budget=decode_budget(sampling),
     )
 
 
@@ -128,6 +131,7 @@ def to_response(event: EngineEvent) -> pb.GenerateResponse:
                     completion_tokens=event.completion_tokens,
                     error=event.error,
                     error_message=event.error_message,
+                    preemptions=event.preemptions,
                 )
             )
         case PromptDone():
@@ -136,6 +140,8 @@ def to_response(event: EngineEvent) -> pb.GenerateResponse:
                     cached_tokens=event.cached,
                     external_cached_tokens=event.external_cached,
                     prompt_logprobs=_logprobs(event.prompt_logprobs),
+                    queue_seconds=event.queue_seconds,
+                    prefill_seconds=event.prefill_seconds,
                 )
             )
         case ProgressOut():
@@ -174,6 +180,11 @@ def to_load_record(
         prefixes_gone=b"".join(h[:SHORT_BYTES] for h, came in news.items() if not came),
         prefixes_added=b"".join(h[:SHORT_BYTES] for h, came in news.items() if came),
         silence_ms=int(silence_seconds * 1000),
+        steps_by_tokens=load.steps_by_tokens,
+        step_tokens=load.step_tokens,
+        drafts=load.drafts,
+        draft_tokens=load.draft_tokens,
+        accepted_draft_tokens=load.accepted_draft_tokens,
     )
 
 

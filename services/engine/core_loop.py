@@ -11,21 +11,32 @@ from warhorse.v1.stage_pb2 import (
     CoreDescription,
     CoreEvent,
     CoreResetDone,
+    CoreStats,
     CoreStep,
     CoreSubmit,
     RequestUpdate,
 )
 from warhorse.v1.tokenizer_pb2 import ImageInput
 
+from services.common.describe import resident_bytes
 from services.common.ring import Ring
+from services.common.shm import region_counts
 from services.engine.core import EngineCore
-from services.engine.core_events import to_load_record, to_refusal, to_request, to_response
+from services.engine.core_events import (
+    to_cache_groups,
+    to_load_record,
+    to_refusal,
+    to_request,
+    to_response,
+)
+from services.engine.core_watch import CoreWatch
 from services.engine.images import Pixels
-from services.engine.scheduler.messages import EngineEvent, FinishedOut, RequestRefused
+from services.engine.scheduler.messages import CoreLoad, EngineEvent, FinishedOut, RequestRefused
 
 OpenImages = Callable[[Sequence[ImageInput]], Mapping[bytes, Pixels]]
 
 HEARTBEAT_SECONDS = 0.5
+STATS_SECONDS = 0.9
 BLOCKED_SECONDS = 0.001  # pause between polls of the store while nothing else is to do
 STORING_SECONDS = 0.005
 
@@ -44,12 +55,16 @@ class CoreLoop:
         events: Ring,
         describe: Callable[[], pb.DescribeEngineResponse],
         open_images: OpenImages,
+        watch: CoreWatch | None = None,
     ) -> None:
         self._core = core
         self._commands = commands
         self._events = events
         self._describe = describe
         self._open_images = open_images
+        self._watch = watch or CoreWatch()
+        self._step_seconds = 0.0
+        self._last_stats = 0.0
         self._handles: dict[str, int] = {}  # request id -> the front's number
         self._open: dict[str, int] = {}  # request id -> choices that have not finished
         self._request_ids: dict[int, str] = {}
@@ -103,10 +118,12 @@ class CoreLoop:
         return None
 
     def _submit(self, submit: CoreSubmit) -> RequestUpdate:
+        self._watch.begin(submit)
         try:
             pixels = self._open_images(submit.request.images)
             self._core.submit(to_request(submit), pixels)
         except RequestRefused as refused:
+            self._watch.end(submit.request_id)
             return RequestUpdate(handle=submit.handle, refusal=to_refusal(refused))
         self._handles[submit.request_id] = submit.handle
         self._open[submit.request_id] = submit.request.n
@@ -120,13 +137,17 @@ class CoreLoop:
             self._core.abort(request_id)
 
     def _step(self) -> list[RequestUpdate]:
+        began = time.monotonic()
         events = self._core.step()
         self._last_step = time.monotonic()
+        self._step_seconds += self._last_step - began
         return self._to_updates(events)
 
     def _to_updates(self, events: Iterable[EngineEvent]) -> list[RequestUpdate]:
         updates: dict[str, RequestUpdate] = {}
+        gathers = self._watch.gathers.take()
         for event in events:
+            self._watch.on_event(event, gathers)
             request_id = event.request_id
             update = updates.get(request_id)
             if update is None:
@@ -140,6 +161,7 @@ class CoreLoop:
         self._open[request_id] -= 1
         if self._open[request_id] == 0:
             del self._open[request_id]
+            self._watch.end(request_id)
             del self._request_ids[self._handles.pop(request_id)]
 
     def _publish(self, updates: list[RequestUpdate]) -> None:
@@ -148,8 +170,30 @@ class CoreLoop:
         if not updates and now - self._last_event < HEARTBEAT_SECONDS:
             return
         self._last_event = now
-        record = to_load_record(self._core.load(), now - self._last_step, self._core.prefix_news())
-        self._send(CoreEvent(step=CoreStep(updates=updates, load=record)))
+        load = self._core.load()
+        record = to_load_record(load, now - self._last_step, self._core.prefix_news())
+        self._send(
+            CoreEvent(step=CoreStep(updates=updates, load=record, stats=self._stats(load, now)))
+        )
+
+    def _stats(self, load: CoreLoad, now: float) -> CoreStats | None:
+        """About once a second; None in between."""
+        if now - self._last_stats < STATS_SECONDS:
+            return None
+        self._last_stats = now
+        regions, region_bytes = region_counts()
+        return CoreStats(
+            cache_groups=to_cache_groups(load),
+            steps=load.steps,
+            step_seconds=self._step_seconds,
+            gathered_rows=self._watch.gathers.rows,
+            gather_seconds=self._watch.gathers.seconds,
+            store_jobs=load.store_jobs,
+            kvcache_connected=load.store_connected,
+            open_regions=regions,
+            region_bytes=region_bytes,
+            resident_bytes=resident_bytes(),
+        )
 
     def _send(self, event: CoreEvent) -> None:
         self._events.send(event.SerializeToString())

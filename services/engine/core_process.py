@@ -20,9 +20,11 @@ from services.common.errors import StartupError
 from services.common.lifecycle import EXIT_CANNOT_START, EXIT_FAILED
 from services.common.logs import setup_logging
 from services.common.ring import Ring, RingClosed
+from services.common.tracing import make_tracer
 from services.engine.assembly import Assembly
 from services.engine.core_end import attach_rings, die_with_front
 from services.engine.core_loop import CoreLoop
+from services.engine.core_watch import CoreWatch
 from services.engine.flags import EngineFlags
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         die_with_front(flags.front_pid)
         commands, events = attach_rings(flags.command_fds, flags.event_fds)
-        assembly = Assembly.build(flags)
+        tracer = make_tracer("engine-core", flags.instance, flags.otlp_traces_endpoint)
+        assembly = Assembly.build(flags, CoreWatch(tracer))
     except (CheckpointError, StartupError) as error:
         logger.critical("cannot start: %s", error)
         return EXIT_CANNOT_START
@@ -60,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILED
     finally:
         assembly.close()
+        tracer.close()
     return 0
 
 
@@ -68,7 +72,15 @@ def _serve(assembly: Assembly, commands: Ring, events: Ring) -> None:
     description = CoreDescription(engine=assembly.describe())
     ready = CoreReady(model=assembly.info, description=description)
     events.send(CoreEvent(ready=ready).SerializeToString())
-    CoreLoop(assembly.core, commands, events, assembly.describe, assembly.images.open).run()
+    loop = CoreLoop(
+        assembly.core,
+        commands,
+        events,
+        assembly.describe,
+        assembly.images.open,
+        assembly.watch,
+    )
+    loop.run()
 
 
 if __name__ == "__main__":

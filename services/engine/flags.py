@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.logs import LogLevel
+from services.common.metrics import HOST_HELP, PORT_HELP
+from services.common.tracing import TRACES_HELP
 
 
 def _help(text: str, **limits: float) -> dict[str, Any]:
@@ -23,6 +25,9 @@ class EngineFlags:
     )
     instance: str = field(default="engine-0", metadata=_help("name of this replica"))
     listen: str = field(default="", metadata=_help("host:port to serve on besides the Unix socket"))
+    metrics_port: int = field(default=0, metadata={"help": PORT_HELP, "min": 0, "max": 65535})
+    metrics_host: str = field(default="127.0.0.1", metadata={"help": HOST_HELP})
+    otlp_traces_endpoint: str = field(default="", metadata={"help": TRACES_HELP})
     log_level: LogLevel = field(default="info", metadata=_help("least severe log line"))
     grace_seconds: float = field(
         default=10.0, metadata=_help("seconds that running requests get at a stop", min=0)

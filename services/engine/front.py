@@ -18,6 +18,7 @@ from warhorse.v1.engine_pb2 import DescribeEngineResponse, GenerateRequest, Load
 from warhorse.v1.stage_pb2 import CoreReady, CoreRefusal, CoreStep, CoreSubmit, RequestUpdate
 
 from services.common.errors import ServiceError
+from services.engine.front_watch import FrontWatch
 from services.engine.grammar.service import GrammarCompiler
 from services.engine.link import CoreLink
 from services.engine.load_board import LoadBoard
@@ -53,8 +54,10 @@ class Front:
         link: CoreLink,
         set_serving: Callable[[bool], None],
         grammars: GrammarCompiler | None = None,
+        watch: FrontWatch | None = None,
     ) -> None:
-        """`grammars`: None for a core that follows none."""
+        """`grammars`: None for a core that follows none. `watch` is told of every request."""
+        self._watch = watch or FrontWatch()
         self.load = LoadBoard()
         self.refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._config = config
@@ -111,6 +114,7 @@ class Front:
             merge=self._config.merge_tokens,
             windowed=windowed,
         )
+        self._watch.begin(outbox.handle, request)
         self._link.submit(
             CoreSubmit(
                 handle=outbox.handle,
@@ -129,6 +133,7 @@ class Front:
             return
         if not outbox.core_is_done:
             self._link.abort(outbox.handle)
+        self._watch.end(outbox.handle, outbox.prompt_tokens, _end_of(outbox))
         if not self._outboxes:
             self._idle.set()
 
@@ -192,13 +197,17 @@ class Front:
             outbox = self._outboxes.get(update.handle)
             if outbox is not None:
                 _deliver(update, outbox)
+        if step.HasField("stats"):
+            self._watch.on_stats(step.stats)
         if step.HasField("load"):
+            self._watch.on_load(step.load)
             self.load.publish(step.load, draining=self._draining)
 
     def on_lost(self, message: str) -> None:
         """Fail every live request; new ones are refused until the core is back."""
         self._limits = None
         self._judge_health()
+        self._watch.on_lost()
         self.load.forget_prefixes()
         self.load.publish(LoadResponse(), draining=self._draining)
         for outbox in self._outboxes.values():
@@ -260,6 +269,13 @@ def _deliver(update: RequestUpdate, outbox: TokenOutbox) -> None:
     if update.HasField("refusal"):
         outbox.fail(_refusal_error(update.refusal))
         outbox.core_is_done = True
+
+
+def _end_of(outbox: TokenOutbox) -> str:
+    """What ended a request, as a name: empty for its own end."""
+    if outbox.error is not None:
+        return outbox.error.reason_name
+    return "" if outbox.core_is_done else "aborted"
 
 
 def _refusal_error(refusal: CoreRefusal) -> ServiceError:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from warhorse.v1 import engine_pb2
 from warhorse.v1 import stage_pb2 as pb
 
 from services.engine.cache.spec import PageId, SlotId
 from services.engine.images import ImageSpan
-from services.engine.sampling.params import GrammarUse, SamplingParams
+from services.engine.sampling.params import GrammarUse, SamplingParams, ThinkingBudget
 from services.engine.scheduler.plan import (
     Logprob,
     SequenceBegin,
@@ -173,6 +174,8 @@ def _encode_sampling(sampling: SamplingParams) -> pb.SequenceSampling:
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs,
         grammar=_encode_grammar(sampling.grammar),
+        bad_words=[engine_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
+        thinking_budget=_encode_budget(sampling.thinking_budget),
     )
 
 
@@ -180,6 +183,21 @@ def _encode_grammar(grammar: GrammarUse | None) -> pb.SequenceGrammar | None:
     if grammar is None:
         return None
     return pb.SequenceGrammar(compiled=grammar.compiled, after_token_id=grammar.after_token_id)
+
+
+def _encode_budget(budget: ThinkingBudget | None) -> engine_pb2.ThinkingBudget | None:
+    if budget is None:
+        return None
+    return engine_pb2.ThinkingBudget(tokens=budget.tokens, end_token_id=budget.end_token_id)
+
+
+def decode_budget(
+    message: pb.SequenceSampling | engine_pb2.SamplingParams,
+) -> ThinkingBudget | None:
+    """The budget that a message holds."""
+    if not message.HasField("thinking_budget"):
+        return None
+    return ThinkingBudget(message.thinking_budget.tokens, message.thinking_budget.end_token_id)
 
 
 def _decode_grammar(message: pb.SequenceSampling) -> GrammarUse | None:
@@ -206,6 +224,8 @@ def _decode_sampling(message: pb.SequenceSampling) -> SamplingParams:
         min_tokens=message.min_tokens,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_decode_grammar(message),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        thinking_budget=decode_budget(message),
     )
 
 

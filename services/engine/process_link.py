@@ -58,6 +58,10 @@ class ProcessLink:
         self._stopping = False
         self._keeper: asyncio.Task[None] | None = None
 
+    def ring_stats(self) -> dict[str, RingStats]:
+        """Counters of the rings to the present core, by what they carry. Event loop only."""
+        return {} if self._child is None else self._child.ring_stats()
+
     @property
     def core_pid(self) -> int | None:
         """Process id of the present core."""

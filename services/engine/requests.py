@@ -23,6 +23,7 @@ MAX_REQUEST_ID = 256
 MAX_CHOICES = 128
 MAX_SALT = 128
 MAX_IDS = 1024
+MAX_BAD_WORDS = 256  # two token sequences for each word
 SALT_FORBIDDEN = "@/\\\0"
 
 
@@ -131,8 +132,24 @@ def _check_sampling(request: GenerateRequest, limits: RequestLimits) -> None:
     for index, token in enumerate(sampling.allowed_token_ids):
         if token >= limits.vocab_size:
             raise _out_of_vocabulary(f"sampling.allowed_token_ids[{index}]", token, limits)
+    _check_rules(request, limits)
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(63)
+
+
+def _check_rules(request: GenerateRequest, limits: RequestLimits) -> None:
+    sampling = request.sampling
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        got = len(sampling.bad_words)
+        raise invalid("sampling.bad_words", f"has {got} entries; at most {MAX_BAD_WORDS}")
+    for index, word in enumerate(sampling.bad_words):
+        field = f"sampling.bad_words[{index}]"
+        if not word.token_ids:
+            raise invalid(field, "is empty; must hold at least one token")
+        _check_ids(field, word.token_ids, limits)
+    if sampling.HasField("thinking_budget"):
+        field = "sampling.thinking_budget.end_token_id"
+        _check_ids(field, [sampling.thinking_budget.end_token_id], limits)
 
 
 def _check_bias(request: GenerateRequest, limits: RequestLimits) -> None:

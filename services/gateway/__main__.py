@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
@@ -34,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     setup_logging("gateway", config.log_level)
     with listen(config) as server_socket:
-        host, port = server_socket.getsockname()[:2]
-        logger.info("listening on http://%s:%d", host, port)
+        logger.info("listening on %s", url_of(config, server_socket))
         settle_heap()
         server(config).run(sockets=[server_socket])
     return 0
@@ -72,19 +72,47 @@ def server(config: GatewayConfig) -> GatewayServer:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(config.shutdown_timeout),
             backlog=BACKLOG,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            ssl_ca_certs=None if config.ssl_ca_certs is None else str(config.ssl_ca_certs),
+            ssl_cert_reqs=config.ssl_cert_reqs,
         )
     )
 
 
+def url_of(config: GatewayConfig, listening: socket.socket) -> str:
+    """Where clients find the server."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 def listen(config: GatewayConfig) -> socket.socket:
     """The listening socket; connections whose peer takes nothing are cut by the kernel too."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return _listen_tcp(config) if config.uds is None else _listen_unix(config.uds)
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    """On a Unix socket; one that a former process left behind is replaced."""
+    if path.is_socket():
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(BACKLOG)
+    return listening
+
+
+def _listen_tcp(config: GatewayConfig) -> socket.socket:
+    host = config.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     patience = round(config.stall_seconds * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
-    listening.bind((config.host, config.port))
+    listening.bind((host, config.port))
     listening.listen(BACKLOG)
     return listening
 

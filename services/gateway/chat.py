@@ -20,6 +20,7 @@ from services.gateway.conversation import (
     tool_name,
 )
 from services.gateway.errors import bad_request
+from services.gateway.extra_tokens import bad_word_tokens
 from services.gateway.generation import EventStream
 from services.gateway.identity import engine_request_id, fingerprint
 from services.gateway.plan import GenerationPlan, Prompt
@@ -66,22 +67,23 @@ class ChatJob:
         )
         check_chat(request, facts)
         prompt = await render_chat(request, state, facts)
-        plan = self._plan(prompt, facts)
+        words = await bad_word_tokens(request.bad_words, state.tokenizers)
+        plan = self._plan(prompt, facts, sampling_params(request, facts, words))
         self.meter.choices = plan.request.n
         self.meter.max_tokens = plan.request.stopping.max_tokens
         return [plan]
 
     def writer(self, stream: EventStream) -> Writer:
         """SSE frames or one body."""
-        config = self.state.config
-        options = ChatOptions.of(
-            self._request, config.reasoning_field, force_usage=config.enable_force_include_usage
-        )
+        options = ChatOptions.of(self._request, self.state.config)
         kind = ChatStreamWriter if self.streaming else ChatBodyWriter
         return kind(self.envelope, options, stream)
 
-    def _plan(self, prompt: Prompt, facts: ModelFacts) -> GenerationPlan:
+    def _plan(
+        self, prompt: Prompt, facts: ModelFacts, sampling: engine_pb2.SamplingParams
+    ) -> GenerationPlan:
         request = self._request
+        _limit_thinking(request, prompt, sampling)
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = getattr(request, name)
         most = max_tokens(asked, prompt, facts, name, "messages")
@@ -94,7 +96,7 @@ class ChatJob:
                 model=facts.name,
                 prompt_token_ids=prompt.token_ids,
                 images=prompt.images,
-                sampling=sampling_params(request, facts),
+                sampling=sampling,
                 stopping=stopping_params(request, prompt, most),
                 output=self._output(),
                 n=request.n or 1,
@@ -143,7 +145,21 @@ class ChatJob:
         opening.parallel_tool_calls = request.parallel_tool_calls is not False
         opening.tool_call_parser = config.tool_call_parser
         opening.reasoning_parser = config.reasoning_parser
+        is_auto = opening.tool_choice == tokenizer_pb2.TOOL_CHOICE_AUTO
+        if is_auto and not config.enable_auto_tool_choice:
+            opening.tool_choice = tokenizer_pb2.TOOL_CHOICE_NONE
+            opening.tool_call_parser = "none"
         return opening
+
+
+def _limit_thinking(
+    request: ChatRequest, prompt: Prompt, sampling: engine_pb2.SamplingParams
+) -> None:
+    """Bound the reasoning, where the output begins inside one."""
+    budget = request.thinking_token_budget
+    if budget not in (None, -1) and prompt.reasoning_end is not None:
+        sampling.thinking_budget.tokens = budget
+        sampling.thinking_budget.end_token_id = prompt.reasoning_end
 
 
 def check_chat(request: ChatRequest, facts: ModelFacts) -> None:
@@ -163,6 +179,8 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
         config.template_kwargs,
         trust_template=config.trust_request_chat_template,
     )
+    if request.tool_choice == "none" and not config.exclude_tools_when_tool_choice_none:
+        rendering.tool_choice = tokenizer_pb2.TOOL_CHOICE_AUTO  # the prompt shows the tools
     check_text_size(text_bytes(request), facts, "messages")
     info = state.tokenizers.info
     if not state.takes_images:

@@ -23,7 +23,6 @@ from services.gateway.events import (
 from services.gateway.frames import OpenAiFrames
 from services.gateway.generation import EventStream
 from services.gateway.logprobs import TokenNames, chat_entries, prompt_entries
-from services.gateway.usage import usage_body
 
 
 class _Collected:
@@ -96,7 +95,7 @@ class ChatBodyWriter(OpenAiFrames):
         """The whole body."""
         body = self._envelope.body("chat.completion")
         body["choices"] = [await self._choice(i, c) for i, c in self._choices.items()]
-        body["usage"] = usage_body(self._stream.usage(), reasoning=True)
+        body["usage"] = self._options.usage(self._stream)
         body["service_tier"] = None
         generation = self._stream.generations[0]
         body.update(self._options.prompt_fields(generation.plan.prompt))
@@ -121,9 +120,9 @@ class ChatBodyWriter(OpenAiFrames):
 
     def _message(self, choice: _Collected) -> dict[str, Any]:
         calls = choice.tool_calls()
-        content = "".join(choice.content)
+        content = self._options.echo + "".join(choice.content)
         message: dict[str, Any] = {
-            "role": "assistant",
+            "role": self._options.role,
             "content": None if calls and not content else content,
             "refusal": None,
         }

@@ -21,7 +21,6 @@ from services.gateway.events import (
 from services.gateway.frames import DONE, OpenAiFrames
 from services.gateway.generation import EventStream
 from services.gateway.logprobs import TokenNames, chat_entries
-from services.gateway.usage import usage_body
 
 OBJECT = "chat.completion.chunk"
 _dumps = orjson.dumps
@@ -66,7 +65,7 @@ class ChatStreamWriter(OpenAiFrames):
         """Usage, when asked for, and the end mark."""
         if not self._options.include_usage:
             return DONE
-        usage = _dumps(usage_body(self._stream.usage(), reasoning=True))
+        usage = _dumps(self._options.usage(self._stream))
         head = self._envelope.head(OBJECT)
         return head + b',"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
@@ -82,12 +81,14 @@ class ChatStreamWriter(OpenAiFrames):
 
     def _start(self, choice: _ChoiceFrames, frames: list[bytes]) -> None:
         choice.started = True
-        tail = _PLAIN_TAIL
+        role, tail = _dumps(self._options.role), _PLAIN_TAIL
         if self._options.show_tokens or self._options.show_prompt_text:
             tail += self._prompt_fields()
         frames.append(
-            choice.head + b'{"role":"assistant","content":""}' + tail + self._usage() + b"}\n\n"
+            choice.head + b'{"role":' + role + b',"content":""}' + tail + self._usage() + b"}\n\n"
         )
+        if self._options.echo:
+            self._append(choice, self._delta(Content(self._options.echo)), frames)
 
     def _prompt_fields(self) -> bytes:
         prompt = self._stream.generations[0].plan.prompt
@@ -117,7 +118,7 @@ class ChatStreamWriter(OpenAiFrames):
     def _usage(self) -> bytes:
         if not self._options.continuous_usage:
             return b""
-        return b',"usage":' + _dumps(usage_body(self._stream.usage(), reasoning=True))
+        return b',"usage":' + _dumps(self._options.usage(self._stream))
 
     def _end(self, choice: _ChoiceFrames, ended: Ended, frames: list[bytes]) -> None:
         if not choice.started:

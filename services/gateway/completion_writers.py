@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from services.gateway.chat_options import Envelope
+from services.gateway.config import GatewayConfig
 from services.gateway.events import Content, Ended, Event, Reasoning, Restarted, Update
 from services.gateway.frames import DONE, OpenAiFrames
 from services.gateway.generation import EventStream, Generation
@@ -32,10 +33,12 @@ class CompletionOptions:
     continuous_usage: bool
     show_tokens: bool
     tokens_as_ids: bool
+    prompt_details: bool
 
     @classmethod
-    def of(cls, request: CompletionRequest, *, force_usage: bool) -> CompletionOptions:
+    def of(cls, request: CompletionRequest, config: GatewayConfig) -> CompletionOptions:
         """Options of `request`."""
+        force_usage = config.enable_force_include_usage
         options = request.stream_options
         return cls(
             echo=bool(request.echo),
@@ -45,7 +48,12 @@ class CompletionOptions:
             continuous_usage=force_usage or bool(options and options.continuous_usage_stats),
             show_tokens=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            prompt_details=config.enable_prompt_tokens_details,
         )
+
+    def usage(self, stream: EventStream) -> dict[str, Any]:
+        """The `usage` object of what was generated so far."""
+        return usage_body(stream.usage(), reasoning=False, details=self.prompt_details)
 
     @property
     def echo_logprobs(self) -> bool:
@@ -137,7 +145,7 @@ class CompletionStreamWriter(_Writer):
         """Usage, when asked for, and the end mark."""
         if not self._options.include_usage:
             return DONE
-        usage = _dumps(usage_body(self._stream.usage(), reasoning=False))
+        usage = _dumps(self._options.usage(self._stream))
         return self._head + b',"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
     def _frame(self, index: int, choice: _Choice) -> bytes:
@@ -156,7 +164,7 @@ class CompletionStreamWriter(_Writer):
     def _usage(self) -> bytes:
         if not self._options.continuous_usage:
             return b""
-        return b',"usage":' + _dumps(usage_body(self._stream.usage(), reasoning=False))
+        return b',"usage":' + _dumps(self._options.usage(self._stream))
 
 
 class CompletionBodyWriter(_Writer):
@@ -179,7 +187,7 @@ class CompletionBodyWriter(_Writer):
         """The whole body."""
         body = self._envelope.body(OBJECT)
         body["choices"] = [await self._choice(i, c) for i, c in self._choices.items()]
-        body["usage"] = usage_body(self._stream.usage(), reasoning=False)
+        body["usage"] = self._options.usage(self._stream)
         return _dumps(body)
 
     async def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from services.gateway.completion_writers import (
     CompletionOptions,
     CompletionStreamWriter,
 )
+from services.gateway.extra_tokens import bad_word_tokens, filled_middle
 from services.gateway.generation import EventStream
 from services.gateway.identity import engine_request_id, fingerprint
 from services.gateway.plan import GenerationPlan, Prompt
@@ -48,9 +49,7 @@ class CompletionJob:
         self.streaming = bool(request.stream)
         self.meter = state.meter()
         self._envelope = Envelope("", 0, "", "")
-        self._options = CompletionOptions.of(
-            request, force_usage=state.config.enable_force_include_usage
-        )
+        self._options = CompletionOptions.of(request, state.config)
 
     async def prepare(self) -> Sequence[GenerationPlan]:
         """Check, encode, resolve; choices are numbered prompt by prompt."""
@@ -65,14 +64,22 @@ class CompletionJob:
         n = request.n or 1
         self.meter.choices = n
         prompts = [await completion_prompt(p, request, state, facts) for p in request.prompt]
-        return [self._plan(prompt, i * n, facts) for i, prompt in enumerate(prompts)]
+        words = await bad_word_tokens(request.bad_words, state.tokenizers)
+        sampling = sampling_params(request, facts, words)
+        return [self._plan(p, i * n, facts, sampling) for i, p in enumerate(prompts)]
 
     def writer(self, stream: EventStream) -> Writer:
         """SSE frames or one body."""
         kind = CompletionStreamWriter if self.streaming else CompletionBodyWriter
         return kind(self._envelope, self._options, stream)
 
-    def _plan(self, prompt: Prompt, first_choice: int, facts: ModelFacts) -> GenerationPlan:
+    def _plan(
+        self,
+        prompt: Prompt,
+        first_choice: int,
+        facts: ModelFacts,
+        sampling: engine_pb2.SamplingParams,
+    ) -> GenerationPlan:
         request = self._request
         asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         most = max_tokens(asked, prompt, facts, "max_tokens", "prompt")
@@ -86,7 +93,7 @@ class CompletionJob:
                 request_id=engine_request_id(self._request_id),
                 model=facts.name,
                 prompt_token_ids=prompt.token_ids,
-                sampling=sampling_params(request, facts),
+                sampling=sampling,
                 stopping=stopping_params(request, prompt, most),
                 output=self._output(most),
                 n=request.n or 1,
@@ -127,10 +134,13 @@ async def completion_prompt(
     info = state.tokenizers.info
     eos = tuple(info.stop_token_ids) if info else ()
     token_ids = await _encoded(given, request, state, facts)
+    if request.suffix:
+        token_ids = await filled_middle(token_ids, request.suffix, state.tokenizers)
     prompt = truncate(request, Prompt(token_ids, eos_token_ids=eos), facts)
     if not request.echo:
         return prompt
-    if isinstance(given, str) and prompt.token_ids == token_ids:
+    whole = prompt.token_ids == token_ids and not request.suffix
+    if isinstance(given, str) and whole:
         return replace(prompt, text=given)
     return replace(prompt, text=await state.tokenizers.complete_text(prompt.token_ids))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.logs import LogLevel
+from services.common.tracing import TRACES_HELP
+from services.gateway.schema.defaults import overrides
 
 
 def _help(text: str, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -23,6 +25,17 @@ class GatewayConfig:
     port: int = field(default=8000, metadata=_help("TCP port; 0: any free one", 0, 65535))
     run_dir: Path = field(
         default=Path("/run/warhorse"), metadata=_help("directory of the services' sockets")
+    )
+    uds: Path | None = field(
+        default=None, metadata=_help("Unix socket to listen on instead of host and port")
+    )
+    ssl_keyfile: Path | None = field(default=None, metadata=_help("private key for HTTPS"))
+    ssl_certfile: Path | None = field(default=None, metadata=_help("certificate for HTTPS"))
+    ssl_ca_certs: Path | None = field(
+        default=None, metadata=_help("certificates that clients' certificates must come from")
+    )
+    ssl_cert_reqs: int = field(
+        default=0, metadata=_help("certificates of clients: 0 none, 1 optional, 2 required", 0, 2)
     )
     tokenizer_address: tuple[str, ...] = field(
         default=(), metadata=_help("gRPC targets of tokenizers; default: the run directory's")
@@ -41,6 +54,9 @@ class GatewayConfig:
     )
     root_path: str = field(default="", metadata=_help("path prefix added by a proxy"))
     max_body_mb: int = field(default=64, metadata=_help("largest request body, MiB", 1, 1024))
+    max_num_queued: int = field(
+        default=0, metadata=_help("requests that may wait for their first token; 0: any", 0)
+    )
     max_logprobs: int = field(default=20, metadata=_help("largest top_logprobs", 0, 1000))
     generation_config: Literal["auto", "none"] = field(
         default="auto", metadata=_help("auto: the checkpoint's sampling defaults; none: ours")
@@ -61,11 +77,26 @@ class GatewayConfig:
         default="auto",
         metadata=_help("free tool calls follow their schemas: never, for strict tools, always"),
     )
+    enable_auto_tool_choice: bool = field(
+        default=True, metadata=_help("parse calls that the model makes of its own accord")
+    )
+    exclude_tools_when_tool_choice_none: bool = field(
+        default=True, metadata=_help("tool_choice none keeps the tools out of the prompt")
+    )
     reasoning_parser: str = field(
         default="", metadata=_help("reasoning format; default: the checkpoint's; none: off")
     )
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = field(
         default="both", metadata=_help("field name of reasoning in responses")
+    )
+    response_role: str = field(
+        default="assistant", metadata=_help("role of the messages in chat responses")
+    )
+    enable_prompt_tokens_details: bool = field(
+        default=True, metadata=_help("cached and image tokens in usage")
+    )
+    enable_server_load_tracking: bool = field(
+        default=True, metadata=_help("count running requests for /load")
     )
     enable_force_include_usage: bool = field(
         default=False, metadata=_help("usage in every streamed frame and at its end, asked or not")
@@ -73,7 +104,22 @@ class GatewayConfig:
     enable_request_id_headers: bool = field(
         default=False, metadata=_help("echo X-Request-Id in responses")
     )
-    disable_access_log: bool = field(default=False, metadata=_help("no log line per request"))
+    disable_access_log: bool = field(
+        default=False,
+        metadata=_help("no log line per request") | {"aliases": ("--disable-uvicorn-access-log",)},
+    )
+    disable_log_requests: bool = field(
+        default=True, metadata=_help("the contents of requests are never logged; cannot be off")
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata=_help("accepted; no code of a checkpoint is ever run")
+    )
+    tokenizer_mode: Literal["auto", "hf"] = field(
+        default="auto", metadata=_help("accepted; tokenizers read tokenizer.json")
+    )
+    chat_template_content_format: Literal["auto"] = field(
+        default="auto", metadata=_help("accepted; follows from the chat template")
+    )
     disable_fastapi_docs: bool = field(default=False, metadata=_help("no /docs, /openapi.json"))
     sse_keep_alive_interval: float = field(
         default=15.0, metadata=_help("idle seconds before a keep-alive comment; 0: never", 0)
@@ -96,10 +142,17 @@ class GatewayConfig:
     shutdown_timeout: float = field(
         default=30.0, metadata=_help("seconds that running requests get after SIGTERM", 0)
     )
+    otlp_traces_endpoint: str = field(default="", metadata=_help(TRACES_HELP))
     log_level: LogLevel = field(default="info", metadata=_help("least severe level that is logged"))
 
     def __post_init__(self) -> None:
-        _json_object("override_generation_config", self.override_generation_config)
+        overrides(self.generation_overrides)
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile need each other")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs):
+            raise ValueError("ssl_ca_certs and ssl_cert_reqs need ssl_certfile")
+        if not self.disable_log_requests:
+            raise ValueError("disable_log_requests cannot be off: requests are never logged")
         _json_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
 
     @property

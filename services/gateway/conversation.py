@@ -34,12 +34,22 @@ def render_request(
         tool_name=tool_name(request),
         continue_final_message=bool(request.continue_final_message),
         chat_template=request.chat_template or "",
+        task=request.task or "",
+        response_format_json=_response_format(request),
     )
     rendering.add_generation_prompt = _generation_prompt(request)
     _set_thinking(request, kwargs, rendering)
     if kwargs:
         rendering.template_kwargs_json = _json_text(kwargs, "chat_template_kwargs")
     return rendering
+
+
+def _response_format(request: ChatRequest) -> str:
+    """For prompt formats that tell the model what its answer must look like; "" for free text."""
+    wanted = request.response_format
+    if wanted is None or wanted.type not in ("json_object", "json_schema"):
+        return ""
+    return _json_text(wanted.model_dump(by_alias=True, exclude_none=True), "response_format")
 
 
 def tool_choice(request: ChatRequest) -> tokenizer_pb2.ToolChoice:

@@ -17,6 +17,7 @@ from services.gateway.generation import EventStream
 from services.gateway.messages.errors import error_response
 from services.gateway.meter import RequestMeter
 from services.gateway.plan import GenerationPlan
+from services.gateway.queue import Place
 from services.gateway.state import GatewayState
 
 logger = logging.getLogger(__name__)
@@ -107,17 +108,19 @@ class GenerationResponse(Response):
 
     async def _generate(self, send: Send) -> None:
         job = self._job
-        plans = await job.prepare()
-        with self._state.live.running(plans):
-            await self._run(send, plans)
+        with self._state.queue.place() as place:
+            plans = await job.prepare()
+            with self._state.live.running(plans):
+                await self._run(send, plans, place)
 
-    async def _run(self, send: Send, plans: Sequence[GenerationPlan]) -> None:
+    async def _run(self, send: Send, plans: Sequence[GenerationPlan], place: Place) -> None:
         job, state = self._job, self._state
         async with EventStream(plans, state.engines, state.tokenizers) as stream:
             self._stream = stream
             writer = self._writer = job.writer(stream)
             while (events := await stream.take()) is not None:
                 if events:
+                    place.leave()
                     job.meter.on_events(events)
                     data = await writer.feed(events)
                 else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,7 +132,11 @@ def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def sampling_params(request: SamplingRequest, facts: ModelFacts) -> engine_pb2.SamplingParams:
+def sampling_params(
+    request: SamplingRequest,
+    facts: ModelFacts,
+    bad_words: Sequence[engine_pb2.TokenSequence] = (),
+) -> engine_pb2.SamplingParams:
     """The request's values, else the checkpoint's, else those of the OpenAI interface."""
     defaults = facts.defaults
     params = engine_pb2.SamplingParams(
@@ -143,6 +147,7 @@ def sampling_params(request: SamplingRequest, facts: ModelFacts) -> engine_pb2.S
             request.repetition_penalty, defaults.get("repetition_penalty"), 1.0
         ),
         allowed_token_ids=request.allowed_token_ids or (),
+        bad_words=bad_words,
         logit_bias=[
             engine_pb2.LogitBias(token_id=t, bias=max(-MAX_BIAS, min(MAX_BIAS, bias)))
             for t, bias in (request.logit_bias or {}).items()

@@ -15,17 +15,10 @@ from services.gateway.meter import RequestMeter
 from services.gateway.metrics import Metrics
 from services.gateway.patience import Patience
 from services.gateway.responses.store import ResponseStore
+from services.gateway.queue import Queue
 from services.gateway.sampling import ModelFacts
+from services.gateway.schema.defaults import of_checkpoint
 from services.gateway.tokenizers import Tokenizers
-
-SAMPLING_DEFAULTS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +31,7 @@ class GatewayState:
     metrics: Metrics
     live: LiveRequests
     responses: ResponseStore
+    queue: Queue
 
     @classmethod
     def create(cls, config: GatewayConfig) -> GatewayState:
@@ -51,7 +45,13 @@ class GatewayState:
         )
         responses = ResponseStore(config.response_store_mb << 20, config.response_store_seconds)
         return cls(
-            config, engines, tokenizers, Metrics(engines.set.peers), LiveRequests(), responses
+            config,
+            engines,
+            tokenizers,
+            Metrics(engines.set.peers),
+            LiveRequests(),
+            responses,
+            Queue(config.max_num_queued),
         )
 
     async def start(self) -> None:
@@ -109,8 +109,8 @@ class GatewayState:
 
     def _defaults(self) -> dict[str, object]:
         found = self.tokenizers.generation_config if self.config.generation_config == "auto" else {}
-        merged = {**found, **self.config.generation_overrides}
-        return {name: merged[name] for name in SAMPLING_DEFAULTS if merged.get(name) is not None}
+        merged = {**of_checkpoint(found), **self.config.generation_overrides}
+        return {name: value for name, value in merged.items() if value is not None}
 
     def check_model(self, asked: str | None) -> str:
         """The name to answer with; ApiError 404 for a model that is not served."""

@@ -20,7 +20,6 @@ def _off(value: Any) -> bool:
 
 # field -> whether its value asks for nothing that we cannot do
 COMMON: Mapping[str, Harmless] = {
-    "bad_words": lambda value: not value,
     "use_beam_search": _off,
     "length_penalty": lambda value: value is None or value == 1,
     "best_of": lambda value: value is None or value == 1,
@@ -28,12 +27,11 @@ COMMON: Mapping[str, Harmless] = {
     "media_io_kwargs": _absent,
     "logits_processors": _absent,
     "lora_path": _absent,
+    "return_hidden_states": _off,
+    "return_routed_experts": _off,
 }
 CHAT: Mapping[str, Harmless] = {
     "logprob_token_ids": _absent,
-    "thinking_token_budget": lambda value: value is None or value == -1,
-    "task": _absent,
-    "echo": _off,
     "add_special_tokens": _off,
     "audio": _absent,
     "functions": lambda value: not value,
@@ -42,7 +40,6 @@ CHAT: Mapping[str, Harmless] = {
 }
 COMMON_ONLY: Mapping[str, Harmless] = {}
 COMPLETION: Mapping[str, Harmless] = {
-    "suffix": lambda value: not value,
     "logprob_token_ids": _absent,
 }
 
@@ -52,5 +49,4 @@ def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, Harmless])
     for rules in (COMMON, table):
         for name, harmless in rules.items():
             if name in fields and not harmless(fields[name]):
-                what = "suffix" if name == "suffix" else f"`{name}`"
-                raise unsupported(what, name)
+                raise unsupported(f"`{name}`", name)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.common.logs import LogLevel
+from services.common.metrics import HOST_HELP, PORT_HELP
+from services.common.tracing import TRACES_HELP
 from services.kvcache.storage import EvictionPolicyName, StorageConfig
 
 GIB = 1 << 30
@@ -44,6 +46,9 @@ class KvCacheConfig:
         default=15.0,
         metadata={"help": "A session without a ping for this long is closed", "min": 0.1},
     )
+    metrics_port: int = field(default=0, metadata={"help": PORT_HELP, "min": 0, "max": 65535})
+    metrics_host: str = field(default="127.0.0.1", metadata={"help": HOST_HELP})
+    otlp_traces_endpoint: str = field(default="", metadata={"help": TRACES_HELP})
     log_level: LogLevel = field(
         default="info", metadata={"help": "Least severe level that is logged"}
     )

@@ -10,7 +10,9 @@ from warhorse.v1 import kvcache_pb2_grpc
 from services.common.broker import RegionBroker
 from services.common.describe import new_generation
 from services.common.grpc_server import GrpcServer
+from services.common.metrics import ProcessMetrics
 from services.common.shm import Region
+from services.common.tracing import make_tracer
 from services.kvcache.config import KvCacheConfig
 from services.kvcache.service import SERVICE_NAME, Identity, KvCacheServicer
 from services.kvcache.storage import ArenaStorage
@@ -22,10 +24,21 @@ _SESSION = f"/{SERVICE_NAME}/Session"
 async def serve(config: KvCacheConfig) -> None:
     """Run until a stop signal. The arena goes with the process; nothing outlives it."""
     with ExitStack() as cleanup:
+        tracer = make_tracer("kvcache", config.instance, config.otlp_traces_endpoint)
+        cleanup.callback(tracer.close)
+        metrics = ProcessMetrics()
         server = GrpcServer(
-            "kvcache", config.instance, config.run_dir, listen=config.listen, open_ended=(_SESSION,)
+            "kvcache",
+            config.instance,
+            config.run_dir,
+            listen=config.listen,
+            open_ended=(_SESSION,),
+            metrics=metrics,
+            tracer=tracer,
         )
         servicer = _build(config, cleanup)
+        metrics.add(*servicer.readings())
+        cleanup.enter_context(metrics.served(config.metrics_host, config.metrics_port))
         kvcache_pb2_grpc.add_KvCacheServiceServicer_to_server(servicer, server.server)
         await server.start()
         server.set_serving(SERVICE_NAME, True)

@@ -12,6 +12,7 @@ from warhorse.v1 import common_pb2, kvcache_pb2, kvcache_pb2_grpc, tensor_pb2
 
 from services.common.describe import service_info
 from services.common.errors import ServiceError
+from services.common.metrics import Reading, single
 from services.common.prefix_hits import Group, GroupKind
 from services.common.shm import region_counts
 from services.kvcache.catalogue import HASH_BYTES, Model
@@ -40,6 +41,30 @@ class KvCacheServicer(kvcache_pb2_grpc.KvCacheServiceServicer):
         self._store = store
         self._identity = identity
         self._silence_seconds = silence_seconds
+
+    def readings(self) -> tuple[Reading, ...]:
+        """What the metrics of the process show."""
+        store = self._store
+        gauges = (
+            ("used_bytes", "Bytes of objects", lambda: store.usage()[0]),
+            ("capacity_bytes", "Size of the arena", lambda: store.usage()[1]),
+            ("objects", "Objects", lambda: store.usage()[2]),
+            ("sessions", "Engines with a session", lambda: store.leases()[0]),
+            ("read_leases", "Leases of loads", lambda: store.leases()[1]),
+            ("write_leases", "Leases of stores", lambda: store.leases()[2]),
+        )
+        counters = (
+            ("lookups", "Look-ups", lambda: store.counters.lookups),
+            ("hit_units", "Units found by look-ups", lambda: store.counters.hit_units),
+            ("stored_objects", "Objects stored", lambda: store.counters.stored_objects),
+            ("evicted_objects", "Objects evicted", lambda: store.counters.evicted_objects),
+            ("corrupt_objects", "Objects dropped as corrupt",
+             lambda: store.counters.corrupt_objects),
+        )  # fmt: skip
+        return (
+            *(Reading(f"warhorse:store_{n}", t, "gauge", single(r)) for n, t, r in gauges),
+            *(Reading(f"warhorse:store_{n}", t, "counter", single(r)) for n, t, r in counters),
+        )
 
     async def Session(  # noqa: N802
         self, request_iterator: AsyncIterator[kvcache_pb2.SessionRequest], context: Any
@@ -84,6 +109,7 @@ class KvCacheServicer(kvcache_pb2_grpc.KvCacheServiceServicer):
         """Longest restorable prefix."""
         session = self._store.session(request.session_id)
         hit = self._store.lookup(session, _hashes(request.unit_hashes))
+        logger.debug("looked up", extra={"units": len(request.unit_hashes), "hit_units": hit})
         return kvcache_pb2.LookupResponse(hit_units=hit)
 
     async def BeginLoad(  # noqa: N802
@@ -95,6 +121,7 @@ class KvCacheServicer(kvcache_pb2_grpc.KvCacheServiceServicer):
         if request.first_unit > len(hashes):
             raise _invalid("first_unit", f"{request.first_unit} of {len(hashes)} units")
         loaded = self._store.begin_load(session, hashes, request.first_unit)
+        logger.debug("load", extra={"hit_units": loaded.hit_units})
         return kvcache_pb2.BeginLoadResponse(
             lease_id=loaded.lease_id, hit_units=loaded.hit_units, slots=self._slots(loaded.objects)
         )

@@ -235,7 +235,7 @@ class KvStore:
 
     def leases(self) -> tuple[int, int, int]:
         """Sessions, read leases and write leases (those that wait for their grace included)."""
-        sessions = self._sessions.values()
+        sessions = list(self._sessions.values())  # metrics are read from another thread
         reads = sum(len(s.reads) for s in sessions)
         writes = sum(len(s.writes) for s in sessions) + len(self._orphans) + len(self._committing)
         return len(sessions), reads, writes

@@ -12,8 +12,10 @@ from services.common.checkpoint import Checkpoint, CheckpointError
 from services.common.describe import new_generation
 from services.common.errors import StartupError
 from services.common.grpc_server import GrpcServer
+from services.common.metrics import ProcessMetrics
 from services.common.ngram.message import table_message
 from services.common.ngram_table import find_tables
+from services.common.tracing import make_tracer
 from services.offload.config import OffloadConfig
 from services.offload.service import SERVICE_NAME, OffloadServicer, Served
 from services.offload.tables import OpenTable, open_tables, owned_directory
@@ -26,11 +28,23 @@ async def serve(config: OffloadConfig) -> None:
         tables = await asyncio.to_thread(_open, config)
         for table in tables:
             cleanup.callback(table.close)
-        server = GrpcServer("offload", config.instance, config.run_dir, listen=config.listen)
+        tracer = make_tracer("offload", config.instance, config.otlp_traces_endpoint)
+        cleanup.callback(tracer.close)
+        metrics = ProcessMetrics()
+        server = GrpcServer(
+            "offload",
+            config.instance,
+            config.run_dir,
+            listen=config.listen,
+            metrics=metrics,
+            tracer=tracer,
+        )
         broker = RegionBroker(config.run_dir / "offload" / f"{config.instance}.fd", config.instance)
         cleanup.callback(broker.close)
         served = [Served(t, _message(t, broker)) for t in tables]
         servicer = OffloadServicer(config.instance, new_generation(), served)
+        metrics.add(*servicer.readings())
+        cleanup.enter_context(metrics.served(config.metrics_host, config.metrics_port))
         offload_pb2_grpc.add_OffloadServiceServicer_to_server(servicer, server.server)
         await server.start()
         server.set_serving(SERVICE_NAME, True)

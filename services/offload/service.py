@@ -13,6 +13,7 @@ from warhorse.v1 import common_pb2, offload_pb2, offload_pb2_grpc, tensor_pb2
 
 from services.common.describe import service_info
 from services.common.errors import ServiceError
+from services.common.metrics import Reading, single
 from services.common.shm import region_counts
 from services.offload.tables import OpenTable
 
@@ -36,6 +37,16 @@ class OffloadServicer(offload_pb2_grpc.OffloadServiceServicer):
         self._generation = generation
         self._tables = {t.message.name: t for t in tables}
         self._gathered_rows = 0
+
+    def readings(self) -> tuple[Reading, ...]:
+        """What the metrics of the process show."""
+        tables = [(name, served.table.layout.nbytes) for name, served in self._tables.items()]
+        return (
+            Reading("warhorse:table_bytes", "Bytes of a table", "gauge",
+                    lambda: [((name,), float(nbytes)) for name, nbytes in tables], ("table",)),
+            Reading("warhorse:table_gathered_rows", "Rows gathered for other hosts", "counter",
+                    single(lambda: self._gathered_rows)),
+        )  # fmt: skip
 
     async def Attach(  # noqa: N802
         self, request: offload_pb2.AttachRequest, context: Any

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from services.common.logs import LogLevel
+from services.common.metrics import HOST_HELP, PORT_HELP
+from services.common.tracing import TRACES_HELP
 from services.tokenizer.images.decode import DecodeLimits
 from services.tokenizer.images.fetch import FetchLimits
 from services.tokenizer.images.publish import CacheLimits
@@ -98,6 +100,9 @@ class TokenizerConfig:
         default=60.0,
         metadata={"help": "A decoded image is kept at least so long after its use", "min": 0},
     )
+    metrics_port: int = field(default=0, metadata={"help": PORT_HELP, "min": 0, "max": 65535})
+    metrics_host: str = field(default="127.0.0.1", metadata={"help": HOST_HELP})
+    otlp_traces_endpoint: str = field(default="", metadata={"help": TRACES_HELP})
     log_level: LogLevel = field(
         default="info", metadata={"help": "Least severe level that is logged"}
     )

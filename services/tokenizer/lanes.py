@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Sequence
+
 from warhorse.v1 import common_pb2, tokenizer_pb2
 
 from services.common.errors import ServiceError
+from services.common.metrics import Reading, single
+from services.common.tracing import NoTracer, OpenSpan, Tracer, checked_traceparent
 from services.tokenizer.parsers import SessionFactory
 from services.tokenizer.rendering.conversation import refuse
 from services.tokenizer.session import ParseSession
@@ -14,13 +20,55 @@ from services.tokenizer.wire import finish_from, response_of
 # Open choices of one ParseMany call; far above what an engine runs at a time.
 MAX_LANES = 65536
 
+logger = logging.getLogger(__name__)
+
+
+class ParseWatch:
+    """Counts the choices of a process, and makes a span and a log line of each. Event loop only."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer or NoTracer()
+        self.open = 0
+        self.choices = 0
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def begin(self, opening: tokenizer_pb2.ParseOpen) -> OpenSpan:
+        """A choice begins."""
+        self.open += 1
+        self.choices += 1
+        return self._tracer.begin("parse", checked_traceparent(opening.traceparent))
+
+    def end(self, span: OpenSpan, request_id: str, tokens: int, *, complete: bool) -> None:
+        """A choice ended, or was given up."""
+        self.open -= 1
+        span.end({"tokens": tokens}, error="" if complete else "incomplete")
+        logger.debug("parsed", extra={"request_id": request_id, "tokens": tokens})
+
+    def readings(self) -> tuple[Reading, ...]:
+        """What the metrics of the process show."""
+        return (
+            Reading("warhorse:parse_choices_open", "Choices being parsed", "gauge",
+                    single(lambda: self.open)),
+            Reading("warhorse:parse_choices", "Choices that began", "counter",
+                    single(lambda: self.choices)),
+            Reading("warhorse:parse_tokens", "Tokens that were parsed", "counter",
+                    single(lambda: self.tokens)),
+            Reading("warhorse:parse_seconds", "Time spent on parsing", "counter",
+                    single(lambda: self.seconds)),
+        )  # fmt: skip
+
 
 class Lane:
     """One choice, from its ParseOpen to its ParseFinish."""
 
-    def __init__(self, sessions: SessionFactory, vocabulary: Vocabulary) -> None:
+    def __init__(self, sessions: SessionFactory, vocabulary: Vocabulary, watch: ParseWatch) -> None:
         self._sessions = sessions
         self._vocabulary = vocabulary
+        self._watch = watch
+        self._span: OpenSpan | None = None
+        self._request_id = ""
+        self._tokens = 0
         self._session: ParseSession | None = None
         self._token_texts = False
         self.finished = False
@@ -34,25 +82,44 @@ class Lane:
                 raise refuse("the first message of a choice must be open", "event")
             self._token_texts = request.open.token_texts
             self._session = self._sessions.open(request.open)
+            self._request_id = request.open.request_id
+            self._span = self._watch.begin(request.open)
             return None
         if event == "tokens":
             ids = request.tokens.token_ids
-            response = response_of(session.push(ids))
+            response = self._push(session, ids)
             if self._token_texts:
                 response.token_bytes.extend(map(self._vocabulary.token_bytes, ids))
             return response
         if event == "finish":
             self.finished = True
-            return response_of(session.finish(finish_from(request.finish.reason)))
+            response = response_of(session.finish(finish_from(request.finish.reason)))
+            self.close()
+            return response
         raise refuse(f"a choice that is open takes tokens or finish, got {event}", "event")
+
+    def _push(self, session: ParseSession, ids: Sequence[int]) -> tokenizer_pb2.ParseResponse:
+        began = time.perf_counter()
+        response = response_of(session.push(ids))
+        self._watch.seconds += time.perf_counter() - began
+        self._watch.tokens += len(ids)
+        self._tokens += len(ids)
+        return response
+
+    def close(self) -> None:
+        """The choice is over, finished or not. Later calls do nothing."""
+        opened, self._span = self._span, None
+        if opened is not None:
+            self._watch.end(opened, self._request_id, self._tokens, complete=self.finished)
 
 
 class ParseLanes:
     """The choices of one ParseMany call. An error ends its choice alone."""
 
-    def __init__(self, sessions: SessionFactory, vocabulary: Vocabulary) -> None:
+    def __init__(self, sessions: SessionFactory, vocabulary: Vocabulary, watch: ParseWatch) -> None:
         self._sessions = sessions
         self._vocabulary = vocabulary
+        self._watch = watch
         self._lanes: dict[int, Lane] = {}
         # Set when the process is about to stop: no choice may begin.
         self.draining = False
@@ -67,12 +134,12 @@ class ParseLanes:
         response = tokenizer_pb2.ParseManyResponse()
         for item in request.items:
             if item.drop:
-                self._lanes.pop(item.choice, None)
+                self._forget(item.choice)
                 continue
             try:
                 answer = self._take(item)
             except ServiceError as error:
-                self._lanes.pop(item.choice, None)
+                self._forget(item.choice)
                 response.answers.add(
                     choice=item.choice,
                     error=error.reason,
@@ -84,6 +151,15 @@ class ParseLanes:
                 response.answers.add(choice=item.choice, response=answer)
         return response
 
+    def _forget(self, choice: int) -> None:
+        if lane := self._lanes.pop(choice, None):
+            lane.close()
+
+    def close(self) -> None:
+        """Give up what has not finished."""
+        for choice in tuple(self._lanes):
+            self._forget(choice)
+
     def _take(self, item: tokenizer_pb2.ParseManyItem) -> tokenizer_pb2.ParseResponse | None:
         lane = self._lanes.get(item.choice)
         if lane is None:
@@ -93,7 +169,7 @@ class ParseLanes:
                 raise ServiceError(
                     common_pb2.ERROR_REASON_QUEUE_FULL, f"more than {MAX_LANES} choices are open"
                 )
-            lane = self._lanes[item.choice] = Lane(self._sessions, self._vocabulary)
+            lane = self._lanes[item.choice] = Lane(self._sessions, self._vocabulary, self._watch)
         answer = lane.answer(item.request)
         if lane.finished:
             del self._lanes[item.choice]

@@ -11,10 +11,13 @@ from services.common.broker import RegionBroker
 from services.common.describe import new_generation
 from services.common.grpc_client import MAX_RENDER_BYTES
 from services.common.grpc_server import GrpcServer
+from services.common.metrics import ProcessMetrics
+from services.common.tracing import make_tracer
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.folder import TokenizerFolder
 from services.tokenizer.images.publish import PictureStore
 from services.tokenizer.images.reader import ImageReader
+from services.tokenizer.lanes import ParseWatch
 from services.tokenizer.parsers import parsers_of
 from services.tokenizer.parsing.registry import ParserNames
 from services.tokenizer.renderers import Pools, Renderers
@@ -33,6 +36,9 @@ async def serve(config: TokenizerConfig) -> None:
             RenderPool(config.limits, config.render_workers), RenderPool(config.limits, workers=1)
         )
         cleanup.push_async_callback(pools.close)
+        tracer = make_tracer("tokenizer", config.instance, config.otlp_traces_endpoint)
+        cleanup.callback(tracer.close)
+        metrics = ProcessMetrics()
         server = GrpcServer(
             "tokenizer",
             config.instance,
@@ -40,13 +46,20 @@ async def serve(config: TokenizerConfig) -> None:
             listen=config.listen,
             open_ended=(f"/{SERVICE_NAME}/ParseMany",),
             max_receive_bytes=MAX_RENDER_BYTES,
+            metrics=metrics,
+            tracer=tracer,
         )
         reader = _reader(config, folder, cleanup)
         card = _card(config, folder, names)
         card.model.takes_images = reader is not None
         renderers = Renderers(folder, pools, effort_map(config.reasoning_effort_map))
         await renderers.start()
-        servicer = TokenizerServicer(folder, names, renderers, card, reader, strict_calls=strict)
+        watch = ParseWatch(tracer)
+        metrics.add(*watch.readings())
+        servicer = TokenizerServicer(
+            folder, names, renderers, card, reader, strict_calls=strict, watch=watch
+        )
+        cleanup.enter_context(metrics.served(config.metrics_host, config.metrics_port))
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
         await server.start()
         server.set_serving(SERVICE_NAME, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -15,7 +16,7 @@ from services.common.errors import ServiceError
 from services.tokenizer.folder import TokenizerFolder
 from services.tokenizer.images.publish import Picture
 from services.tokenizer.images.reader import ImageReader
-from services.tokenizer.lanes import Lane, ParseLanes
+from services.tokenizer.lanes import Lane, ParseLanes, ParseWatch
 from services.tokenizer.parsers import SessionFactory, start_state
 from services.tokenizer.parsing.parser import THINK_CLOSE
 from services.tokenizer.parsing.registry import ParserNames
@@ -27,6 +28,7 @@ from services.tokenizer.vocabulary import Segment
 from services.tokenizer.wire import pack_ids, unpack_ids
 
 SERVICE_NAME = "warhorse.v1.TokenizerService"
+logger = logging.getLogger(__name__)
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 # Longer texts are encoded in a thread, so that streams are not held up (about 1 ms of work).
 _INLINE_CHARS = 2048
@@ -47,15 +49,18 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         reader: ImageReader | None = None,
         *,
         strict_calls: bool = False,
+        watch: ParseWatch | None = None,
     ) -> None:
         """card: what DescribeTokenizer answers, but for the process. reader: None takes no
-        images. strict_calls: no call is made of broken markup."""
+        images. strict_calls: no call is made of broken markup. watch: who counts and traces the
+        choices."""
         self._folder = folder
         self._vocabulary = folder.vocabulary
         self._names = names
         self._renderers = renderers
         self._card = card
         self._reader = reader
+        self._watch = watch or ParseWatch()
         self._sessions = SessionFactory(folder, names, strict=strict_calls)
         self._reasoning_end = folder.vocabulary.control.get(THINK_CLOSE)
         self._lanes: set[ParseLanes] = set()
@@ -82,7 +87,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             raise ServiceError(
                 common_pb2.ERROR_REASON_TEMPLATE, f"chat template: {error}", field="messages"
             ) from error
-        return await self._prompt_response(prompt)
+        answer = await self._prompt_response(prompt)
+        logger.info("rendered", extra={"prompt_tokens": len(answer.token_ids) // 4})
+        return answer
 
     def _check_images(self, conversation: Conversation) -> None:
         images = conversation.images()
@@ -142,6 +149,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         text = request.text
         segments = self._vocabulary.split(text) if request.parse_special else [Segment(text, False)]
         ids = await self._encoded(segments, len(text))
+        logger.debug("encoded", extra={"tokens": len(ids)})
         if not request.HasField("add_special_tokens") or request.add_special_tokens:
             ids = self._vocabulary.framed(ids)
         return tokenizer_pb2.EncodeResponse(token_ids=pack_ids(ids))
@@ -163,7 +171,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.ParseRequest], context: Context
     ) -> None:
         """Tokens of one choice to deltas."""
-        lane = Lane(self._sessions, self._vocabulary)
+        lane = Lane(self._sessions, self._vocabulary, self._watch)
+        try:
+            await self._parse(lane, context)
+        finally:
+            lane.close()
+
+    async def _parse(self, lane: Lane, context: Context) -> None:
         while (request := await context.read()) is not _EOF:
             assert isinstance(request, tokenizer_pb2.ParseRequest)
             answer = lane.answer(request)
@@ -176,7 +190,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.ParseManyRequest], context: Context
     ) -> None:
         """Tokens of many choices to deltas."""
-        lanes = ParseLanes(self._sessions, self._vocabulary)
+        lanes = ParseLanes(self._sessions, self._vocabulary, self._watch)
         lanes.draining = self._draining
         self._lanes.add(lanes)
         try:
@@ -185,6 +199,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 await context.write(lanes.answer(request))
         finally:
             self._lanes.discard(lanes)
+            lanes.close()
 
     async def DescribeTokenizer(  # noqa: N802
         self, request: tokenizer_pb2.DescribeTokenizerRequest, context: Context

@@ -159,7 +159,7 @@ def check_equal(family: str, theirs: Any, messages: list[Message], **fields: Any
     assert vocabulary.encode_segments(pieces) == expected
 
 
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @MANY

@@ -27,6 +27,8 @@ def add_commands(commands: Subparsers) -> None:
         "check", nargs="?", default="check", choices=["check", "generate", "lock", "aot", *CHECKS]
     )
     dev.set_defaults(command=run_dev)
+    memory = commands.add_parser("memory", help="cache bytes per token and request of a model")
+    memory.set_defaults(command=run_memory, takes_rest=True)
     bench = commands.add_parser("bench", help="run a benchmark of tests/benchmarks")
     bench.add_argument("name", choices=BENCHMARKS)
     bench.set_defaults(command=run_bench, takes_rest=True)
@@ -35,6 +37,11 @@ def add_commands(commands: Subparsers) -> None:
 def run_test(arguments: argparse.Namespace) -> int:
     """pytest with whatever arguments follow."""
     return run(sys.executable, "-m", "pytest", *arguments.rest)
+
+
+def run_memory(arguments: argparse.Namespace) -> int:
+    """`python -m services.engine.cache.accounting`."""
+    return run(sys.executable, "-m", "services.engine.cache.accounting", *arguments.rest)
 
 
 def run_bench(arguments: argparse.Namespace) -> int:

@@ -17,9 +17,11 @@ from warhorse.v1 import kvcache_pb2, kvcache_pb2_grpc
 
 from services.common.errors import ServiceError, from_rpc_error
 from services.common.grpc_client import connect
+from services.common.logs import request_id_var
 from services.common.pinned import PinnedRegistration
 from services.common.prefix_chain import UnitHash
 from services.common.shm import MappedRegion, open_region
+from services.common.tracing import span
 from services.engine.cache.external import (
     LoadDone,
     LoadJob,
@@ -30,6 +32,7 @@ from services.engine.cache.external import (
 )
 from services.engine.cache.mover import PageMover
 from services.engine.cache.store_session import SessionLost, StoreSession, store_groups
+from services.engine.core_watch import CoreWatch
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class StoreClient:
         model_fingerprint: str,
         config: StoreClientConfig | None = None,
         wake: Callable[[], None] | None = None,
+        watch: CoreWatch | None = None,
     ) -> None:
         self._address = address
         self._run_dir = run_dir
@@ -79,6 +83,7 @@ class StoreClient:
         self._fingerprint = model_fingerprint
         self._config = config or StoreClientConfig()
         self._wake = wake
+        self._watch = watch or CoreWatch()
         self._events: deque[StoreEvent] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kvcache-client", daemon=True)
@@ -276,18 +281,28 @@ class StoreClient:
                     self._emit(StoreDone(job.job, done))
 
     def _begin_lookup(self, request_id: str, unit_hashes: tuple[UnitHash, ...]) -> None:
+        owner = request_id.rpartition("#")[0]  # look-ups are asked for with a number behind it
         self._start(
-            lambda session: session.lookup(unit_hashes),
+            lambda session: self._labelled(owner, "lookup", session.lookup(unit_hashes)),
             lambda hit: LookupDone(request_id, hit),
             failed=0,
         )
 
     def _begin_load(self, job: LoadJob) -> None:
         self._start(
-            lambda session: session.load(job),
+            lambda session: self._labelled(job.request_id, "load", session.load(job)),
             lambda valid: LoadDone(job.job, valid),
             failed=job.first_unit,
         )
+
+    async def _labelled(self, request_id: str, what: str, work: Awaitable[int]) -> int:
+        """Do `work` under the id and in the trace of its request; a task's own context."""
+        label = self._watch.label(request_id)
+        request_id_var.set(label.client_id)
+        with span(self._watch.tracer, f"store {what}", label.traceparent, kind="client"):
+            units = await work
+        logger.debug("store %s", what, extra={"units": units})
+        return units
 
     def _begin_store(self, job: StoreJob) -> None:
         if self._session is None or len(self._stores) >= self._config.queued_jobs:

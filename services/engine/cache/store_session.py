@@ -14,6 +14,7 @@ import xxhash
 from warhorse.v1 import common_pb2, kvcache_pb2, kvcache_pb2_grpc
 
 from services.common.errors import from_rpc_error
+from services.common.grpc_client import request_metadata
 from services.common.prefix_chain import UnitHash
 from services.common.prefix_hits import Group, longest_hit
 from services.common.shm import MappedRegion
@@ -207,7 +208,7 @@ class StoreSession:
     async def _call(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         """One call. A refusal that leaves the session whole passes on as ServiceError."""
         try:
-            return await method(request, timeout=self._call_seconds)
+            return await method(request, timeout=self._call_seconds, metadata=request_metadata())
         except grpc.RpcError as error:
             refused = from_rpc_error(error)
             if refused.reason in _HARMLESS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,10 +26,15 @@ class TableRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """The n-gram tables of one model, by name."""
+    """The n-gram tables of one model, by name.
+
+    `watched` may put something around what is on its way: it gets table, number of rows, rows.
+    """
 
     tables: Mapping[str, TableRows]
+    watched: Callable[[str, int, PendingRows], PendingRows] | None = None
 
     def start_gather(self, table: str, row_ids: torch.Tensor) -> PendingRows:
         """See `TableRows.start_gather`; KeyError for a table that is not there."""
-        return self.tables[table].start_gather(row_ids)
+        rows = self.tables[table].start_gather(row_ids)
+        return rows if self.watched is None else self.watched(table, row_ids.numel(), rows)

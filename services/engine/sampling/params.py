@@ -14,6 +14,14 @@ class GrammarUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """The reasoning that the output begins with ends after `tokens` tokens: by `end_token_id`."""
+
+    tokens: int
+    end_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Resolved sampling settings of one sequence. Ranges are checked where a request enters.
 
@@ -36,11 +44,18 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None  # length of the top list; None computes none
     grammar: GrammarUse | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not occur
+    thinking_budget: ThinkingBudget | None = None
 
     @property
     def needs_history(self) -> bool:
         """Whether the tokens of the output so far decide about the next one."""
-        return self.has_penalties or self.grammar is not None
+        return self.has_penalties or self.grammar is not None or self.has_rules
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether some tokens are forbidden or forced behind others."""
+        return bool(self.bad_words) or self.thinking_budget is not None
 
     @property
     def has_penalties(self) -> bool:

@@ -13,6 +13,7 @@ from kernels.sampling import apply_penalties, greedy, philox_uniform, sample, to
 from services.engine.grammar.compiled import Mask
 from services.engine.sampling.grammar import GrammarState, MakeMatcher, allowed
 from services.engine.sampling.params import SamplingParams
+from services.engine.sampling.rules import OutputRules
 from services.engine.scheduler.plan import Logprob, SequenceBegin, SequenceId
 
 # Legend: R rows, V vocabulary, N tokens.
@@ -40,6 +41,7 @@ class _Kept:
     allowed_V: torch.Tensor | None  # bool
     stops: torch.Tensor  # ids int64
     grammar: GrammarState | None
+    rules: OutputRules | None
     masks: Future[list[Mask | None]] | None = None  # of the rows of the present step
 
 
@@ -94,6 +96,7 @@ class Sampler:
             allowed_V=self._mask(params.allowed_token_ids) if params.allowed_token_ids else None,
             stops=self._ids(params.stop_token_ids),
             grammar=self._grammar(params, begin.output_token_ids),
+            rules=OutputRules(params, begin.output_token_ids) if params.has_rules else None,
         )
 
     def end(self, sequence: SequenceId) -> None:
@@ -154,7 +157,7 @@ class Sampler:
         return chosen_R
 
     def _adjusted(self, logits_RV: torch.Tensor, group: RowGroup) -> torch.Tensor:
-        """Logits with bias, allowed ids, minimum length and penalties, rows of one sequence."""
+        """Logits with all that a sequence's settings say about its tokens; rows of one sequence."""
         kept = self._kept[group.sequence]
         params = kept.params
         logits_RV = logits_RV.float()
@@ -169,8 +172,12 @@ class Sampler:
             logits_RV[:short, kept.stops] = -torch.inf
         if kept.seen is not None:
             logits_RV = self._penalised(logits_RV, group, params, kept.seen)
+        if params.bad_words and kept.rules is not None:
+            logits_RV = kept.rules.forbid(logits_RV, group.drafts)
         if kept.grammar is not None:
             logits_RV = self._masked(logits_RV, kept, group)
+        if kept.rules is not None:
+            logits_RV = kept.rules.force(logits_RV, group.drafts)
         return logits_RV
 
     def _masked(self, logits_RV: torch.Tensor, kept: _Kept, group: RowGroup) -> torch.Tensor:
@@ -216,6 +223,8 @@ class Sampler:
         kept.outputs += len(tokens)
         if kept.grammar is not None:
             kept.grammar.advance(tokens)
+        if kept.rules is not None:
+            kept.rules.advance(tokens)
         if kept.seen is not None:
             ids = self._ids(tokens)
             kept.seen.counts_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))

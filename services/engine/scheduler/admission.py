@@ -50,6 +50,7 @@ class Admission:
         deadline = None if timeout is None else now + timeout
         spans = AtomicSpans.of(request.images, self._vision)
         state = RequestState(request, next(self._arrivals), deadline, spans, last_report=now)
+        state.arrived_at = now
         chain = HashChain(
             root_hash(self._config.model_fingerprint, request.cache_salt),
             self._config.unit_tokens,
@@ -108,6 +109,8 @@ def resolve_sampling(request: Request, choice: int, config: CoreConfig) -> Sampl
         min_tokens=stopping.min_tokens,
         logprobs=config.max_logprobs if request.logprobs == -1 else request.logprobs,
         grammar=sampling.grammar,
+        bad_words=sampling.bad_words,
+        thinking_budget=sampling.thinking_budget,
     )
 
 
@@ -171,6 +174,11 @@ def _check_sampling(request: Request, vocab_size: int) -> None:
         if math.isnan(bias):
             raise _invalid("sampling.logit_bias", bias, "a number")
     _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    for word in sampling.bad_words:
+        _check_ids("sampling.bad_words", word, vocab_size)
+    if sampling.thinking_budget is not None:
+        end = sampling.thinking_budget.end_token_id
+        _check_ids("sampling.thinking_budget", (end,), vocab_size)
 
 
 def _check_stopping(request: Request, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
 from services.engine.images import ImageSpan
-from services.engine.sampling.params import GrammarUse
+from services.engine.sampling.params import GrammarUse, ThinkingBudget
 from services.engine.scheduler.plan import Logprob
 
 
@@ -42,6 +42,8 @@ class RequestSampling:
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     grammar: GrammarUse | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class PromptDone:
     cached: int
     external_cached: int
     prompt_logprobs: tuple[Logprob, ...] = ()
+    queue_seconds: float = field(default=0.0, compare=False)  # arrival to its first step
+    prefill_seconds: float = field(default=0.0, compare=False)  # from there to this event
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class FinishedOut:
     stop_token_id: int | None = None
     error: ErrorReason = ErrorReason.ERROR_REASON_UNSPECIFIED
     error_message: str = ""
+    preemptions: int = field(default=0, compare=False)
 
 
 EngineEvent: TypeAlias = PromptDone | TokensOut | ProgressOut | FinishedOut
@@ -158,3 +163,7 @@ class CoreLoad:
     steps: int
     groups: tuple[GroupLoad, ...]
     store_connected: bool
+    drafts: int = 0  # steps of sequences with drafts
+    step_tokens: int = 0
+    steps_by_tokens: tuple[int, ...] = ()  # see LoadResponse
+    store_jobs: int = 0

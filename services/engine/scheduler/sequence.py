@@ -39,6 +39,8 @@ class RequestState:
     sequences: list[Sequence] = field(default_factory=list)
     prompt_done: bool = False
     started: bool = False
+    arrived_at: float = 0.0  # clock readings
+    started_at: float = 0.0
     cached: int = 0  # prompt tokens of the first hit
     external_cached: int = 0
     last_report: float = 0.0  # clock reading of the last progress
@@ -75,6 +77,7 @@ class Sequence:
     rolling: int = 0  # boundary of the snapshot that the next one replaces; 0 for none
     lookup_deadline: float = 0.0
     external_units: int = 0  # units that the store can restore
+    preemptions: int = 0
     local_units: int = 0  # units restorable without it
 
     @property

@@ -33,7 +33,8 @@ class Settler:
 
     def settle(self, flights: Seq[InFlight], result: StepResult, now: float) -> None:
         """Apply one result. `now` is the clock reading for progress reports, seconds."""
-        self._state.counters.steps += bool(flights)
+        if flights:
+            self._state.counters.step(sum(flight.end - flight.start for flight in flights))
         for flight, outcome in zip(flights, result.sequences, strict=True):
             if outcome.finite:
                 self._advance(flight, outcome, now)
@@ -45,6 +46,7 @@ class Settler:
         if s.collects_prompt_logprobs:
             s.state.prompt_logprobs += outcome.prompt_logprobs
         accepted = max(0, len(outcome.token_ids) - 1)
+        self._state.counters.drafts += bool(flight.drafts)
         self._state.counters.draft_tokens += len(flight.drafts)
         self._state.counters.accepted_draft_tokens += accepted
         tokens, stop = self._cut(s, outcome.token_ids)
@@ -172,7 +174,7 @@ class Settler:
         request_id = state.request.request_id
         if not state.prompt_done:
             if s.computed >= s.prompt_length:
-                self._prompt_done(s)
+                self._prompt_done(s, now)
             elif now - state.last_report >= self._config.progress_seconds:
                 state.last_report = now
                 self._state.events.append(ProgressOut(request_id, s.computed, s.prompt_length))
@@ -181,7 +183,7 @@ class Settler:
             logprobs = outcome.logprobs[: len(tokens)]
             self._state.events.append(TokensOut(request_id, s.choice, tuple(tokens), logprobs))
 
-    def _prompt_done(self, s: Sequence) -> None:
+    def _prompt_done(self, s: Sequence, now: float) -> None:
         state = s.state
         state.prompt_done = True
         self._state.counters.prompt_tokens += s.prompt_length
@@ -191,6 +193,8 @@ class Settler:
                 state.cached,
                 state.external_cached,
                 tuple(state.prompt_logprobs),
+                queue_seconds=state.started_at - state.arrived_at,
+                prefill_seconds=now - state.started_at,
             )
         )
         state.prompt_logprobs.clear()

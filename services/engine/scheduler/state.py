@@ -14,6 +14,9 @@ from services.engine.scheduler.messages import EngineEvent, FinishedOut
 from services.engine.scheduler.plan import SequenceId
 from services.engine.scheduler.sequence import Phase, RequestState, Sequence
 
+# Upper bounds of the tokens of a step, as dashboards know them.
+STEP_BUCKETS = (1, *(8 << n for n in range(12)))
+
 
 @dataclass(slots=True)
 class Counters:
@@ -29,6 +32,15 @@ class Counters:
     steps: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    drafts: int = 0
+    step_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+
+    def step(self, tokens: int) -> None:
+        """A step of so many tokens was made."""
+        self.steps += 1
+        self.step_tokens += tokens
+        self.steps_by_tokens[bisect.bisect_left(STEP_BUCKETS, tokens)] += 1
 
 
 @dataclass(slots=True)
@@ -47,6 +59,7 @@ class SchedulerState:
     ended: list[SequenceId] = field(default_factory=list)
     events: list[EngineEvent] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
+    now: float = 0.0  # clock reading at the begin of the present step
     waiting_tokens: int = 0  # tokens to compute of `waiting`, hits not counted
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -58,6 +71,8 @@ class SchedulerState:
         """A waiting sequence has its table and runs."""
         self._unqueue(sequence)
         sequence.phase = Phase.RUNNING
+        if not sequence.state.started:
+            sequence.state.started_at = self.now
         sequence.state.started = True
         self.running[sequence.id] = sequence
 
@@ -69,6 +84,7 @@ class SchedulerState:
         self._stop(sequence)
         sequence.phase = Phase.READY
         self.counters.preemptions += 1
+        sequence.preemptions += 1
         self.enqueue(sequence)
 
     def finish(
@@ -96,6 +112,7 @@ class SchedulerState:
                 stop_token_id=stop_token_id,
                 error=error,
                 error_message=message,
+                preemptions=sequence.preemptions,
             )
         )
         if sequence is state.leader:

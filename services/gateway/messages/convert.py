@@ -34,6 +34,7 @@ def chat_fields(request: CountRequest) -> dict[str, Any]:
         fields |= _tool_choice(request.tool_choice, has_tools=bool(tools))
     if request.thinking is not None:
         fields["thinking"] = {"type": request.thinking.type}
+        fields["thinking_token_budget"] = request.thinking.budget_tokens
     if request.output_config is not None:
         fields |= _output(request)
     if isinstance(request, MessagesRequest):

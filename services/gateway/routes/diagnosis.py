@@ -41,7 +41,8 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
 
 async def _generate_one(request_id: str, state: GatewayState) -> None:
     """One token behind a prompt of one token. Raises what any generation raises."""
-    body = CompletionRequest(prompt=[0], max_tokens=1, temperature=0.0)
+    fields = {"prompt": [0], "max_tokens": 1, "temperature": 0.0}
+    body = CompletionRequest.model_validate(fields)
     plans = await CompletionJob(body, request_id, state).prepare()
     async with EventStream(plans, state.engines, state.tokenizers) as stream:
         while await stream.take() is not None:

@@ -39,7 +39,9 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.get("/load")
     @app.get("/v1/load", include_in_schema=False)
     async def load() -> Response:
-        """Requests that run through this gateway."""
+        """Requests that run through this gateway; 0 where they are not to be counted."""
+        if not state.config.enable_server_load_tracking:
+            return json_response({"server_load": 0})
         running = sum(peer.inflight for peer in state.engines.set.peers)
         return json_response({"server_load": running})
 

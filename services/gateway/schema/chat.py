@@ -204,6 +204,11 @@ class ChatRequest(SamplingRequest):
     )
     thinking: Thinking | None = Field(None, description="an object with a type")
     reasoning: ReasoningOptions | None = Field(None, description="an object")
+    thinking_token_budget: Int | None = Field(
+        None, ge=-1, le=UINT32_MAX, description="an integer of at least 0, or -1 for no limit"
+    )
+    task: str | None = Field(None, description="the name of a quick instruction")
+    echo: Flag | None = Field(None, description="true or false")
     include_reasoning: Flag | None = Field(None, description="true or false")
     separate_reasoning: Flag | None = Field(None, description="true or false")
     stream_reasoning: Flag | None = Field(None, description="true or false")

@@ -44,5 +44,6 @@ class CompletionRequest(SamplingRequest):
     """Body of a completion. `prompt` is normalised to a list of texts and id lists."""
 
     prompt: Prompts = Field(description=_WANTED)
+    suffix: str | None = Field(None, description="a text")
     echo: Flag | None = Field(None, description="true or false")
     logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")

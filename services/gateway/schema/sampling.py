@@ -22,7 +22,9 @@ from services.gateway.schema.structured import ResponseFormat, StructuredOutputs
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_SALT = 128
+MAX_BAD_WORDS = 128
 
+BadWord = Annotated[str, Field(max_length=256, pattern=r"\S")]
 TokenId = Annotated[Int, Field(ge=0, le=UINT32_MAX)]
 
 
@@ -71,6 +73,9 @@ class SamplingRequest(Lenient):
     )
     allowed_token_ids: list[TokenId] | None = Field(
         None, min_length=1, description="a non-empty list of token ids"
+    )
+    bad_words: list[BadWord] | None = Field(
+        None, max_length=MAX_BAD_WORDS, description=f"a list of at most {MAX_BAD_WORDS} words"
     )
     prompt_logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")
     stream: Flag | None = Field(None, description="true or false")
