@@ -115,14 +115,17 @@ class Front:
             windowed=windowed,
         )
         self._watch.begin(outbox.handle, request)
-        self._link.submit(
-            CoreSubmit(
-                handle=outbox.handle,
-                request_id=f"{request.request_id}#{outbox.handle}",
-                request=request,
-                deadline_ns=_deadline_ns(seconds_left),
-            )
+        submit = CoreSubmit(
+            handle=outbox.handle,
+            request_id=f"{request.request_id}#{outbox.handle}",
+            request=request,
+            deadline_ns=_deadline_ns(seconds_left),
         )
+        try:
+            self._link.submit(submit)
+        except ServiceError as error:
+            self._watch.end(outbox.handle, prompt_tokens, error.reason_name)
+            raise
         self._outboxes[outbox.handle] = outbox
         self._idle.clear()
         return outbox

@@ -25,6 +25,7 @@ from warhorse.v1.stage_pb2 import (
 
 from services.common.errors import ServiceError
 from services.common.lifecycle import EXIT_CANNOT_START, EXIT_FAILED
+from services.common.ring import RingStats
 from services.engine.core_child import CoreChild
 from services.engine.link import CoreListener
 

@@ -76,6 +76,9 @@ def _check_identity(request: GenerateRequest, limits: RequestLimits) -> None:
     if not 1 <= len(request.request_id) <= MAX_REQUEST_ID:
         got = len(request.request_id)
         raise invalid("request_id", f"has {got} characters; must have 1 to {MAX_REQUEST_ID}")
+    if len(request.client_request_id) > MAX_REQUEST_ID:
+        got = len(request.client_request_id)
+        raise invalid("client_request_id", f"has {got} characters; at most {MAX_REQUEST_ID}")
     if request.model not in limits.model_names:
         served = ", ".join(limits.model_names)
         raise ServiceError(

@@ -104,4 +104,5 @@ def _add_layers(app: FastAPI, state: GatewayState) -> None:
         handlers=[route.path for route in app.routes if hasattr(route, "path")],
         echo=config.enable_request_id_headers,
         access_log=not config.disable_access_log,
+        tracer=state.tracer,
     )

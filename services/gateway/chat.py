@@ -70,6 +70,7 @@ class ChatJob:
         words = await bad_word_tokens(request.bad_words, state.tokenizers)
         plan = self._plan(prompt, facts, sampling_params(request, facts, words))
         self.meter.choices = plan.request.n
+        self.meter.tools = bool(plan.parse.tools)
         self.meter.max_tokens = plan.request.stopping.max_tokens
         return [plan]
 

@@ -91,9 +91,26 @@ class Usage:
         self.images += other.images
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """What the engine spent on one prompt and its choices, seconds and tokens."""
+
+    queue: float
+    prefill: float
+    decode: float
+    prompt: int
+    cached: int
+    external: int
+    preemptions: int
+
+
 @dataclass(slots=True)
 class PromptReport:
     """What became known while the prompt was computed."""
 
     cached_tokens: int = 0
+    external_cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    at: float = 0.0  # clock reading; 0: not yet
     logprobs: list[engine_pb2.TokenLogprob] = field(default_factory=list)

@@ -12,11 +12,13 @@ from typing import Self
 from warhorse.v1 import common_pb2, engine_pb2, tokenizer_pb2
 
 from services.common.errors import ServiceError
+from services.common.logs import request_id_var
+from services.common.tracing import traceparent_var
 from services.gateway.calls import TokenizerLostError, is_lost
 from services.gateway.choice import Choice
 from services.gateway.engine_hub import EngineRequest
 from services.gateway.engines import EnginePeer, Engines
-from services.gateway.events import PromptReport, Usage
+from services.gateway.events import EngineTimes, PromptReport, Usage
 from services.gateway.outbox import Outbox
 from services.gateway.plan import GenerationPlan
 from services.gateway.prefix import PromptPrefix
@@ -42,6 +44,10 @@ class Generation:
         self._engines = engines
         self._tokenizers = tokenizers
         self._outbox = outbox
+        self._finished_at = 0.0
+        self._preemptions = 0
+        plan.request.client_request_id = request_id_var.get()
+        plan.request.traceparent = plan.parse.traceparent = traceparent_var.get()
         self._choices: list[Choice] = []
         self._call: EngineRequest | None = None
         self._failure: ServiceError | None = None  # of the engine
@@ -62,6 +68,19 @@ class Generation:
             cached=self.report.cached_tokens,
             reasoning=sum(c.reasoning_tokens for c in self._choices),
             images=self.plan.prompt.image_tokens,
+        )
+
+    def times(self) -> EngineTimes:
+        """What the engine spent, as far as it has said so."""
+        report = self.report
+        return EngineTimes(
+            queue=report.queue_seconds,
+            prefill=report.prefill_seconds,
+            decode=max(0.0, self._finished_at - report.at) if report.at else 0.0,
+            prompt=self.plan.prompt.length,
+            cached=report.cached_tokens,
+            external=report.external_cached_tokens,
+            preemptions=self._preemptions,
         )
 
     async def run(self) -> None:
@@ -172,11 +191,20 @@ class Generation:
             self._finish(response.finished)
         elif event == "prompt_done":
             done = response.prompt_done
-            self.report = PromptReport(done.cached_tokens, list(done.prompt_logprobs))
+            self.report = PromptReport(
+                cached_tokens=done.cached_tokens,
+                external_cached_tokens=done.external_cached_tokens,
+                queue_seconds=done.queue_seconds,
+                prefill_seconds=done.prefill_seconds,
+                at=time.monotonic(),
+                logprobs=list(done.prompt_logprobs),
+            )
         elif event == "accepted":
             self._started = True
 
     def _finish(self, finished: engine_pb2.Finished) -> None:
+        self._finished_at = time.monotonic()
+        self._preemptions += finished.preemptions
         if finished.reason == tokenizer_pb2.FINISH_REASON_ERROR:
             reason = finished.error or common_pb2.ERROR_REASON_INTERNAL
             raise ServiceError(reason, finished.error_message or "The engine failed.")
@@ -239,6 +267,10 @@ class EventStream:
         for generation in self.generations:
             total.add(generation.usage())
         return total
+
+    def times(self) -> list[EngineTimes]:
+        """What engines spent, per prompt."""
+        return [generation.times() for generation in self.generations]
 
     def _on_room(self) -> None:
         for generation in self.generations:

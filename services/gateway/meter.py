@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from services.gateway.events import Ended, Event, Update, Usage
-from services.gateway.metrics import Metrics
+from services.gateway.events import Ended, EngineTimes, Event, Update, Usage
+from services.gateway.metrics import REJECTIONS, Metrics
 
 
 class RequestMeter:
@@ -20,11 +20,13 @@ class RequestMeter:
         self._observe_gap: Callable[[float], None] = _ignore
         self._finish_reasons: list[str] = []
         self._usage: Usage | None = None
+        self._times: Sequence[EngineTimes] = ()
         self._failed = False
         self._closed = False
         self.model = ""
         self.choices = 1
         self.max_tokens: int | None = None
+        self.tools = False  # outputs were parsed for tool calls
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Take the time of tokens as they go out."""
@@ -45,13 +47,16 @@ class RequestMeter:
             self._metrics.first_token(self.model, now - self._began)
             self._observe_gap = self._metrics.inter_token_observer(self.model)
 
-    def on_complete(self, usage: Usage) -> None:
-        """All choices ended."""
+    def on_complete(self, usage: Usage, times: Sequence[EngineTimes] = ()) -> None:
+        """All choices ended; `times` of each prompt."""
         self._usage = usage
+        self._times = times
 
-    def on_error(self) -> None:
-        """The request failed with an error for the client."""
+    def on_error(self, status: int) -> None:
+        """The request failed with an error for the client, of this HTTP status."""
         self._failed = True
+        if status in REJECTIONS and self._first is None and self.model:
+            self._metrics.rejected(self.model, REJECTIONS[status])
 
     def close(self) -> None:
         """Report; a request that neither completed nor failed was aborted by its client."""
@@ -70,6 +75,10 @@ class RequestMeter:
             choices=self.choices,
             max_tokens=self.max_tokens,
         )
+        for times in self._times:
+            self._metrics.engine_times(self.model, times)
+        if self.tools:
+            self._metrics.parsed_tools(self.model, len(self._finish_reasons))
         if self._first is not None:
             span = max([*self._last.values(), self._first]) - self._first
             self._metrics.per_token(self.model, span, self._usage.completion)

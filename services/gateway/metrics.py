@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from warhorse.v1 import engine_pb2
 
 from services.gateway.engines import EnginePeer
-from services.gateway.events import Usage
+from services.gateway.events import EngineTimes, Usage
 
 ENGINE = "0"  # label of measurements that the gateway takes over all engines
 
@@ -25,6 +31,10 @@ HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 CHOICES = (1, 2, 5, 10, 20)
 # fmt: on
 COUNTS = tuple(step * 10**power for power in range(7) for step in (1, 2, 5))
+
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+# Statuses with which a request is refused because of the load, and their names.
+REJECTIONS = {429: "rate_limit", 503: "unavailable"}
 
 _LABELS = ("model_name", "engine")
 
@@ -63,6 +73,7 @@ class Metrics:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens")
         self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Cached prompt tokens")
         self._output_tokens = self._counter("vllm:generation_tokens", "Output tokens")
+        self._engine_histograms()
         self._success = Counter(
             "vllm:request_success",
             "Finished requests",
@@ -82,6 +93,69 @@ class Metrics:
             buckets=HTTP,
             registry=self.registry,
         )
+
+    def _engine_histograms(self) -> None:
+        """What engines say about the requests that they ran."""
+        times = {
+            "queue": "Time until the first step",
+            "prefill": "Time from the first step to the first token",
+            "decode": "Time from the first token to the last",
+            "inference": "Time from the first step to the last token",
+        }
+        self._times = {
+            name: self._histogram(f"vllm:request_{name}_time_seconds", text, LATENCY)
+            for name, text in times.items()
+        }
+        self._preempted = self._histogram(
+            "vllm:request_num_preemptions", "Preemptions of a request", PREEMPTIONS
+        )
+        self._computed = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were computed", COUNTS
+        )
+        self._longest = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Output tokens of a request", COUNTS
+        )
+        self._sources = Counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where they came from",
+            (*_LABELS, "source"),
+            registry=self.registry,
+        )
+        self._rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests refused because of the load",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        self._tool_parsers = self._counter(
+            "vllm:tool_call_parser_invocations", "Outputs parsed for tool calls"
+        )
+
+    def engine_times(self, model: str, times: EngineTimes) -> None:
+        """What an engine spent on one prompt."""
+        for name, seconds in (
+            ("queue", times.queue),
+            ("prefill", times.prefill),
+            ("decode", times.decode),
+            ("inference", times.prefill + times.decode),
+        ):
+            self._times[name].labels(model, ENGINE).observe(seconds)
+        self._preempted.labels(model, ENGINE).observe(times.preemptions)
+        self._computed.labels(model, ENGINE).observe(times.prompt - times.cached)
+        for source, tokens in (
+            ("local_compute", times.prompt - times.cached),
+            ("local_cache_hit", times.cached - times.external),
+            ("external_kv_transfer", times.external),
+        ):
+            self._sources.labels(model, ENGINE, source).inc(tokens)
+
+    def rejected(self, model: str, reason: str) -> None:
+        """A request was refused because of the load; `reason` is one of REJECTIONS."""
+        self._rejections.labels(model, reason).inc()
+
+    def parsed_tools(self, model: str, choices: int) -> None:
+        """Outputs were parsed for tool calls."""
+        self._tool_parsers.labels(model, ENGINE).inc(choices)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
@@ -117,6 +191,7 @@ class Metrics:
         self._latency.labels(model, ENGINE).observe(seconds)
         self._prompt_size.labels(model, ENGINE).observe(usage.prompt)
         self._output_size.labels(model, ENGINE).observe(usage.completion)
+        self._longest.labels(model, ENGINE).observe(usage.completion)
         self._choices.labels(model, ENGINE).observe(choices)
         if max_tokens is not None:
             self._max_tokens.labels(model, ENGINE).observe(max_tokens)
@@ -140,7 +215,11 @@ _GAUGES = {
     "vllm:kv_cache_usage_perc": ("Use of the fullest cache pool, 0 to 1", "kv_usage"),
     "vllm:gpu_cache_usage_perc": ("Use of the fullest cache pool, 0 to 1", "kv_usage"),
 }
+STEP_TOKENS = ("1", *(str(8 << n) for n in range(12)), "+Inf")
 _COUNTERS = {
+    "vllm:spec_decode_num_drafts": ("Steps of sequences with drafts", "drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens", "draft_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Accepted drafts", "accepted_draft_tokens"),
     "vllm:num_preemptions": ("Preempted requests", "preemptions"),
     "vllm:prefix_cache_queries": ("Tokens looked up", "prefix_queries_tokens"),
     "vllm:prefix_cache_hits": ("Tokens found", "prefix_hit_tokens"),
@@ -169,6 +248,8 @@ class EngineCollector(Collector):
             yield _fill(GaugeMetricFamily(name, text, labels=_LABELS), known, field)
         for name, (text, field) in _COUNTERS.items():
             yield _fill(CounterMetricFamily(name, text, labels=_LABELS), known, field)
+        yield _step_tokens(known)
+        yield _cache_config(known)
 
 
 def _fill(
@@ -177,6 +258,34 @@ def _fill(
     for engine in engines:
         labels = (engine.info.model.name, str(engine.index))
         family.add_metric(labels, _value(engine.load, field))
+    return family
+
+
+def _step_tokens(engines: Iterable[EnginePeer]) -> Metric:
+    """The histogram that every engine keeps of its steps."""
+    family = HistogramMetricFamily(
+        "vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS
+    )
+    for engine in engines:
+        counts = itertools.accumulate(engine.load.steps_by_tokens)
+        buckets = [(edge, float(n)) for edge, n in zip(STEP_TOKENS, counts, strict=False)]
+        if len(buckets) == len(STEP_TOKENS):
+            labels = (engine.info.model.name, str(engine.index))
+            family.add_metric(labels, buckets, sum_value=float(engine.load.step_tokens))
+    return family
+
+
+def _cache_config(engines: Iterable[EnginePeer]) -> Metric:
+    """Sizes of the pools that hold pages, one series per pool."""
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "Pools of the cache",
+        labels=(*_LABELS, "group", "block_size", "num_gpu_blocks"),
+    )
+    for engine in engines:
+        for group in engine.info.cache_groups:
+            sizes = (group.name, str(group.page_tokens), str(group.total_pages))
+            family.add_metric((engine.info.model.name, str(engine.index), *sizes), 1.0)
     return family
 
 

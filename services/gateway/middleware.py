@@ -13,6 +13,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.logs import request_id_var
+from services.common.tracing import (
+    TRACEPARENT,
+    NoTracer,
+    Tracer,
+    checked_traceparent,
+    traceparent_var,
+)
 from services.gateway.errors import ApiError
 from services.gateway.identity import request_id
 from services.gateway.messages.errors import error_response
@@ -36,7 +43,9 @@ class RequestIds:
         *,
         echo: bool,
         access_log: bool,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or NoTracer()
         self._app = app
         self._metrics = metrics
         self._handlers = frozenset(handlers)
@@ -53,11 +62,22 @@ class RequestIds:
         scope["request_id"] = request_id(given, None)
         token = request_id_var.set(scope["request_id"])
         began = time.perf_counter()
+        parent = checked_traceparent(Headers(scope=scope).get(TRACEPARENT))
+        opened = self._tracer.begin(self._name(scope), parent, kind="server")
+        trace = traceparent_var.set(opened.traceparent)
         try:
             await self._app(scope, receive, self._noting(scope, send))
         finally:
+            status = scope.get("status", 500)
+            about = {"http.response.status_code": status, "request_id": request_id_var.get()}
+            opened.end(about, error=str(status) if status >= 500 else "")
             self._record(scope, time.perf_counter() - began)
+            traceparent_var.reset(trace)
             request_id_var.reset(token)
+
+    def _name(self, scope: Scope) -> str:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        return f"{method} {self._handler(scope['path'])}"
 
     def _noting(self, scope: Scope, send: Send) -> Send:
         async def noting(message: Message) -> None:

@@ -127,11 +127,11 @@ class GenerationResponse(Response):
                     data = writer.keep_alive if self._is_idle() else b""
                 if data:
                     await self._send(send, data, more=True)
-            job.meter.on_complete(stream.usage())
+            job.meter.on_complete(stream.usage(), stream.times())
             await self._send(send, await writer.finish(), more=False)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self._job.meter.on_error()
+        self._job.meter.on_error(error.status)
         if self._started and self._writer is not None:
             await self._send(send, self._writer.fail(error), more=False)
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.grpc_client import socket_target
+from services.common.tracing import Tracer, make_tracer
 from services.gateway.config import GatewayConfig
 from services.gateway.engines import Engines
 from services.gateway.errors import NOT_FOUND, ApiError, shorten
@@ -14,8 +16,8 @@ from services.gateway.live import LiveRequests
 from services.gateway.meter import RequestMeter
 from services.gateway.metrics import Metrics
 from services.gateway.patience import Patience
-from services.gateway.responses.store import ResponseStore
 from services.gateway.queue import Queue
+from services.gateway.responses.store import ResponseStore
 from services.gateway.sampling import ModelFacts
 from services.gateway.schema.defaults import of_checkpoint
 from services.gateway.tokenizers import Tokenizers
@@ -32,6 +34,7 @@ class GatewayState:
     live: LiveRequests
     responses: ResponseStore
     queue: Queue
+    tracer: Tracer
 
     @classmethod
     def create(cls, config: GatewayConfig) -> GatewayState:
@@ -52,6 +55,7 @@ class GatewayState:
             LiveRequests(),
             responses,
             Queue(config.max_num_queued),
+            make_tracer("gateway", "gateway-0", config.otlp_traces_endpoint),
         )
 
     async def start(self) -> None:
@@ -63,6 +67,7 @@ class GatewayState:
         """Close the channels."""
         await self.engines.stop()
         await self.tokenizers.stop()
+        await asyncio.to_thread(self.tracer.close)
 
     @property
     def healthy(self) -> bool:

@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from services.common.logs import request_id_var
 from services.gateway.body import MEBIBYTE, read_json
 from services.gateway.document import COMPONENT
 from services.gateway.identity import request_id
@@ -34,4 +35,6 @@ async def body_of(request: Request, state: GatewayState) -> dict[str, Any]:
 
 def identify(request: Request, from_body: str | None) -> str:
     """Id of a request: its header's, its body's, or a fresh one."""
-    return request_id(request.scope["client_request_id"], from_body or request.scope["request_id"])
+    found = request_id(request.scope["client_request_id"], from_body or request.scope["request_id"])
+    request_id_var.set(found)  # log lines and calls from here on
+    return found
