@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from warhorse.v1.stage_pb2 import CoreSubmit
 
-from services.common.tracing import NoTracer, Tracer, checked_traceparent
+from services.common.tracing import NoTracer, Tracer, Value, checked_traceparent
 from services.engine.runtime.batch import PendingRows
 from services.engine.scheduler.messages import EngineEvent, FinishedOut, PromptDone
 
@@ -134,5 +134,5 @@ class CoreWatch:
         self.tracer.record("queue", parent, started - event.queue_seconds, started)
         self.tracer.record("prefill", parent, started, now, counts)
         for gather in gathers:
-            about = {"table": gather.table, "rows": gather.rows}
+            about: dict[str, Value] = {"table": gather.table, "rows": gather.rows}
             self.tracer.record("table gather", parent, gather.start, gather.end, about)
