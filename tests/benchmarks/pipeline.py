@@ -41,7 +41,7 @@ import uvloop
 from tokenizers import Tokenizer
 
 from services.common.cli.up import DEFAULT_MODEL
-from services.common.supervisor.state import StackState
+from services.common.supervisor.state import StackPaths, StackState
 
 STEP = 0.05  # seconds between the tokens of a stream, latency
 WORD = "answer"  # must be one token, and no part of a frame's other fields
@@ -124,12 +124,13 @@ class Stack:
             self.port = free.getsockname()[1]
         merging = {"WARHORSE_MERGE_TOKENS": str(merge).lower(), "WARHORSE_LOG_LEVEL": "warning"}
         self._environment = {**os.environ, "WARHORSE_HOME": str(home), **merging}
+        self.run_dir = StackPaths.of("warhorse", home).run
         self._command("up", "--detach", "--port", str(self.port), "--engine", "scripted",
                       "--script", str(script))  # fmt: skip
         state = StackState.read(home / "warhorse" / "supervisor.json")
         assert state is not None
-        self._processes = {s.service: psutil.Process(s.pid) for s in state.services}
-        self._processes |= {"supervisor": psutil.Process(state.pid), "client": psutil.Process()}
+        self.processes = {s.service: psutil.Process(s.pid) for s in state.services}
+        self.processes |= {"supervisor": psutil.Process(state.pid), "client": psutil.Process()}
 
     def _command(self, *arguments: str) -> None:
         line = [sys.executable, "-m", "services.common.cli", *arguments]
@@ -141,7 +142,7 @@ class Stack:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU of the three in the path, of the client, and of the rest together."""
-        used = {name: sum(p.cpu_times()[:2]) for name, p in self._processes.items()}
+        used = {name: sum(p.cpu_times()[:2]) for name, p in self.processes.items()}
         shown = {name: used.pop(name) for name in (*PROCESSES, "client")}
         return {**shown, "others": sum(used.values())}
 
@@ -163,7 +164,7 @@ class Stack:
         return row
 
     async def _read(self, name: str, tokens: int, *, timed: bool) -> Stream:
-        request = _request(self.port, name, tokens)
+        request = request_bytes(self.port, name, tokens)
         _, stream = await asyncio.get_running_loop().create_connection(
             lambda: Stream(request, timed=timed), "127.0.0.1", self.port
         )
@@ -171,7 +172,7 @@ class Stack:
         return stream
 
 
-def _request(port: int, name: str, tokens: int) -> bytes:
+def request_bytes(port: int, name: str, tokens: int) -> bytes:
     body = json.dumps(
         {
             "messages": [{"role": "user", "content": f"[{name}]"}],
@@ -199,7 +200,7 @@ def running_stack(script: Sequence[dict[str, Any]], *, merge: bool) -> Iterator[
             stack.stop()
 
 
-def make_script(rates: Sequence[int], streams: int) -> list[dict[str, Any]]:
+def make_script(rates: Sequence[int], streams: float) -> list[dict[str, Any]]:
     """A line per measurement, chosen by its name in the prompt."""
     (token,) = Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json")).encode(WORD).ids
     answer = {"token_ids": [token] * LENGTH}

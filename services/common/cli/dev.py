@@ -15,7 +15,7 @@ from services.common.supervisor.state import ROOT
 if TYPE_CHECKING:
     from services.common.cli.base import Subparsers
 
-BENCHMARKS = ("front", "nano_model", "pipeline", "shm", "start", "tables", "tokenizer")
+BENCHMARKS = ("churn", "front", "nano_model", "pipeline", "shm", "start", "tables", "tokenizer")
 
 
 def add_commands(commands: Subparsers) -> None:

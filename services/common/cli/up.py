@@ -140,8 +140,22 @@ def _containers(project: str, url: str, variables: dict[str, str]) -> int:
     """Start the containers, which go on running, and wait until all are healthy."""
     code = run_compose(project, "up", "--detach", "--wait", "--build", variables=variables)
     if code == 0:
+        _require_containers(project, variables)
         say(f"ready at {url}\n{_example(url)}")
     return code
+
+
+def _require_containers(project: str, variables: dict[str, str]) -> None:
+    """Raise UserError where compose says that all went well and an image was not built."""
+    wanted = _services(project, variables, "config", "--services")
+    running = _services(project, variables, "ps", "--services", "--status", "running")
+    if missing := sorted(wanted - running):
+        raise UserError(f"not running: {', '.join(missing)}; the output above says why")
+
+
+def _services(project: str, variables: dict[str, str], *command: str) -> set[str]:
+    program = [*_compose(project), *command]
+    return set(subprocess.check_output(program, env=variables, text=True).split())
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -269,9 +283,13 @@ def run_logs(arguments: argparse.Namespace) -> int:
 
 def run_compose(project: str, *command: str, variables: dict[str, str] | None = None) -> int:
     """A compose command on a project. Without `variables` the file's required ones mean nothing."""
-    program = [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", project]
     environment = variables or {**os.environ, "WARHORSE_MODEL": "/"}
-    return subprocess.run([*program, *command], env=environment, check=False).returncode
+    program = [*_compose(project), *command]
+    return subprocess.run(program, env=environment, check=False).returncode
+
+
+def _compose(project: str) -> list[str]:
+    return [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", project]
 
 
 def compose_command() -> list[str]:

@@ -22,9 +22,9 @@ class StackPaths:
     run: Path
 
     @classmethod
-    def of(cls, project: str) -> StackPaths:
-        """State below .warhorse of the checkout; sockets below a short path on tmpfs."""
-        home = Path(os.environ.get("WARHORSE_HOME") or ROOT / ".warhorse")
+    def of(cls, project: str, home: Path | None = None) -> StackPaths:
+        """State below `home`, else .warhorse of the checkout; sockets on tmpfs, with short paths."""
+        home = home or Path(os.environ.get("WARHORSE_HOME") or ROOT / ".warhorse")
         state = home / project
         digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:10]
         return cls(state=state, run=_runtime_base() / f"warhorse-{os.getuid()}-{digest}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import FastAPI
 from starlette.responses import Response
 
@@ -34,7 +36,7 @@ def add_routes(app: FastAPI) -> None:
         app.add_api_route(path, _refusal(reason), methods=["GET", "POST"], include_in_schema=False)
 
 
-def _refusal(reason: str) -> object:
+def _refusal(reason: str) -> Callable[[], Awaitable[Response]]:
     async def refuse() -> Response:
         raise ApiError(404, NOT_FOUND, reason)
 

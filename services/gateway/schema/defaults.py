@@ -1,4 +1,4 @@
-"""Sampling defaults of a deployment: the fields of a generation config that requests fall back to."""
+"""Sampling defaults of a deployment: what requests fall back to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GenerationDefaults(Lenient):
 
 
 def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` when every name and value is right. Raises ValueError naming the first that is not."""
+    """`given` when all names and values are right. Raises ValueError naming one that is not."""
     fields = GenerationDefaults.model_fields
     for name in given:
         if name not in fields:
