@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from services.common.describe import build_version
+from services.common.errors import ServiceError
 from services.gateway.config import GatewayConfig
 from services.gateway.document import describe
 from services.gateway.errors import NOT_FOUND, SCHEMA, ApiError, shorten, to_api_error
@@ -71,6 +72,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def api_error(request: Request, error: ApiError) -> Response:
         return error_response(error, request.url.path)
 
+    @app.exception_handler(ServiceError)
+    async def service_error(request: Request, error: ServiceError) -> Response:
+        return error_response(to_api_error(error), request.url.path)
+
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = shorten(request.url.path)
@@ -83,8 +88,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(found, request.url.path)
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return to_api_error(error).response()
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return error_response(to_api_error(error), request.url.path)
 
 
 def _add_layers(app: FastAPI, state: GatewayState) -> None:

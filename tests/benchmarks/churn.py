@@ -45,7 +45,7 @@ from tests.benchmarks.pipeline import (
 
 SEED = 7
 DELAY = 0.2  # seconds between the tokens of a stream
-TOKENS = (5, 100)
+LENGTHS = (5, 100)
 QUARTERS = 4
 NAME = "paced 1/s"  # line of the script; its delay is 1 / DELAY streams
 
@@ -56,6 +56,7 @@ class Report:
 
     clients: int
     seconds: float
+    lengths: tuple[int, int]
     completed: int = 0
     cut: int = 0
     errors: list[str] = field(default_factory=list)
@@ -70,9 +71,14 @@ class Report:
         return {name: round(sizes[-1] - sizes[0], 1) for name, sizes in self.rss.items()}
 
 
-async def churn(stack: Stack, clients: int, seconds: float) -> Report:
-    """Run `clients` for `seconds` and wait until all is idle again, at most 20 s."""
-    report = Report(clients, seconds)
+async def churn(
+    stack: Stack, clients: int, seconds: float, lengths: tuple[int, int] = LENGTHS
+) -> Report:
+    """Run `clients` for `seconds` and wait until all is idle again, at most 20 s.
+
+    `lengths`: least and most tokens of a stream.
+    """
+    report = Report(clients, seconds, lengths)
     await _one(stack, report, random.Random(SEED), cut=False)
     report.before = await counters(stack)
     until = time.monotonic() + seconds
@@ -94,7 +100,7 @@ async def _client(stack: Stack, report: Report, draw: random.Random, until: floa
 
 async def _one(stack: Stack, report: Report, draw: random.Random, *, cut: bool) -> None:
     """One stream, to its end or to a random moment before it."""
-    tokens = draw.randint(*TOKENS)
+    tokens = draw.randint(*report.lengths)
     request = request_bytes(stack.port, NAME, tokens)
     transport, stream = await asyncio.get_running_loop().create_connection(
         lambda: Stream(request, timed=False), "127.0.0.1", stack.port

@@ -1,6 +1,7 @@
 """Cost of the plumbing, from the engine's step to the client's socket.
 
-    ./warhorse bench pipeline [--streams 64] [--seconds 6] [--rates 5000 10000] [--json]
+    ./warhorse bench pipeline [--streams 64] [--seconds 6] [--rates 5000 10000]
+        [--latency 1 64] [--only-latency] [--json]
 
 Starts the five processes with `warhorse up` and a scripted engine, and reads streamed chat
 completions over raw sockets. A row of the table is one measurement:
@@ -226,8 +227,10 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
     with running_stack(script, merge=False) as stack:
         await stack.measure("warm-up", 8, 200)
-        for count in (1, streams):
+        for count in options.latency:
             await measure("latency", count, round(options.seconds / STEP), timed=True)
+        if options.only_latency:
+            return rows
         for rate in options.rates:
             await measure(f"paced {rate}/s", streams, round(rate * options.seconds / streams))
         await measure("single", streams, options.length)
@@ -258,6 +261,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="of latency and paced streams")
     parser.add_argument("--length", type=int, default=600, help="tokens of a stream, single")
     parser.add_argument("--rates", type=int, nargs="*", default=[5000, 10000])
+    parser.add_argument(
+        "--latency", type=int, nargs="*", default=[1, 64], help="streams of latency"
+    )
+    parser.add_argument("--only-latency", action="store_true", help="measure nothing else")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     options = parser.parse_args()
     if not options.json:

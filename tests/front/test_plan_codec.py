@@ -20,7 +20,7 @@ from services.engine.images import ImageSpan
 from services.engine.models.registry import load_model
 from services.engine.plan_codec import decode_plan, decode_result, encode_plan, encode_result
 from services.engine.runtime.executor import LocalExecutor
-from services.engine.sampling.params import SamplingParams
+from services.engine.sampling.params import SamplingParams, ThinkingBudget
 from services.engine.scheduler.messages import (
     Request,
     RequestSampling,
@@ -67,6 +67,8 @@ SAMPLING = st.builds(
     stop_token_ids=TOKENS,
     min_tokens=COUNT,
     logprobs=st.none() | COUNT,
+    bad_words=st.lists(TOKENS, max_size=3).map(tuple),
+    thinking_budget=st.none() | st.builds(ThinkingBudget, COUNT, TOKEN),
 )
 IMAGE = st.builds(
     ImageSpan, offset=COUNT, length=COUNT, digest=st.binary(max_size=32), height=COUNT, width=COUNT

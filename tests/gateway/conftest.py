@@ -110,8 +110,12 @@ async def serve_gateway(
     task = asyncio.create_task(uvicorn_server.serve(sockets=[listening]))
     stack.push_async_callback(_stop, uvicorn_server, task)
     await until(lambda: uvicorn_server.started)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+    path = None if config.uds is None else str(config.uds)
+    url = "http://gateway" if path else f"http://127.0.0.1:{listening.getsockname()[1]}"
+    transport = httpx.AsyncHTTPTransport(uds=path)
+    http = await stack.enter_async_context(
+        httpx.AsyncClient(base_url=url, timeout=20, transport=transport)
+    )
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
     sdk = await stack.enter_async_context(client)
     app = uvicorn_server.config.loaded_app

@@ -24,7 +24,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 10
+EXAMPLES = 8
 SCRIPT: list[dict[str, Any]] = [{"when": {}, "token_ids": [65, 66, 67]}]
 # Refused by design with 501, which is documented but is a server error by its number.
 REFUSED = ("/start_profile", "/stop_profile")

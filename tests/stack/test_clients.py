@@ -226,6 +226,35 @@ def test_litellm_answers_streams_and_calls_tools(
     )
 
 
+def test_reasoning_ends_at_its_budget_and_an_answer_follows(stack: Stack) -> None:
+    def ask(budget: int) -> Any:
+        return stack.client().chat.completions.create(
+            messages=user(SUM),
+            max_tokens=200,
+            extra_body={"reasoning_effort": "high", "thinking_token_budget": budget},
+            **GREEDY,
+        )
+
+    free, bounded, none = ask(-1), ask(5), ask(0)
+    thought = [a.usage.completion_tokens_details.reasoning_tokens for a in (free, bounded, none)]
+    assert thought[0] > 6 and thought[1] <= 6 and thought[2] <= 1, thought
+    for answer in (bounded, none):
+        assert answer.choices[0].finish_reason == "stop"
+        assert re.search(r"\d", answer.choices[0].message.content)
+
+
+def test_bad_words_are_not_written(stack: Stack) -> None:
+    def ask(**fields: Any) -> str:
+        answer = stack.client().chat.completions.create(
+            messages=user(SUM), max_tokens=60, extra_body=fields, **GREEDY
+        )
+        return answer.choices[0].message.content or ""
+
+    fields = {"reasoning_effort": "none"}
+    assert "81" in ask(**fields)
+    assert "81" not in ask(bad_words=["81"], **fields)
+
+
 @pytest.mark.parametrize("task", ["arithmetic", "tools"])
 def test_tokenize_counts_the_tokens_of_a_generation(stack: Stack, task: str) -> None:
     def body(conversation: Conversation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class StackPaths:
 
     @classmethod
     def of(cls, project: str, home: Path | None = None) -> StackPaths:
-        """State below `home`, else .warhorse of the checkout; sockets on tmpfs, with short paths."""
+        """State below `home` or .warhorse of the checkout; sockets on tmpfs, with short paths."""
         home = home or Path(os.environ.get("WARHORSE_HOME") or ROOT / ".warhorse")
         state = home / project
         digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:10]

@@ -7,10 +7,11 @@ from typing import Any
 
 import orjson
 
+from services.gateway.block_writer import BlockCollector
 from services.gateway.blocks import Block, BlockKind, BlockList, Change, Closed, Grown, Opened
 from services.gateway.chat_options import Envelope
 from services.gateway.errors import ApiError
-from services.gateway.events import Ended, Event, Restarted, Update, Usage
+from services.gateway.events import Ended, Event, Update, Usage
 from services.gateway.generation import EventStream
 from services.gateway.messages.errors import error_body
 
@@ -18,35 +19,19 @@ from services.gateway.messages.errors import error_body
 SIGNATURE = "d2FyaG9yc2U="
 
 
-class MessageBodyWriter:
+class MessageBodyWriter(BlockCollector):
     """Collects all events and writes one message at the end."""
 
-    keep_alive = b""
-
     def __init__(self, envelope: Envelope, stream: EventStream) -> None:
+        super().__init__(stream)
         self._envelope = envelope
-        self._stream = stream
-        self._blocks = BlockList()
-        self._ended: Ended | None = None
-
-    async def feed(self, events: Sequence[Event]) -> bytes:
-        """Collect."""
-        for event in events:
-            match event:
-                case Update():
-                    self._blocks.feed(event.pieces)
-                case Ended():
-                    self._ended = event
-                case Restarted():
-                    self._blocks = BlockList()
-        return b""
 
     async def finish(self) -> bytes:
         """The message."""
         body = message_head(self._envelope)
-        body["content"] = [block_body(block) for block in self._blocks.blocks]
-        body |= stop_fields(self._ended, self._blocks)
-        body["usage"] = usage_fields(self._stream.usage())
+        body["content"] = [block_body(block) for block in self.blocks.blocks]
+        body |= stop_fields(self.ended, self.blocks)
+        body["usage"] = usage_fields(self.stream.usage())
         return orjson.dumps(body)
 
     def fail(self, error: ApiError) -> bytes:

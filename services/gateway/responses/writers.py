@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
+from services.gateway.block_writer import BlockCollector
 from services.gateway.blocks import Block, BlockKind, BlockList, Change, Closed, Grown, Opened
 from services.gateway.errors import ApiError
-from services.gateway.events import Ended, Event, Restarted, Update
+from services.gateway.events import Ended, Event, Update
 from services.gateway.generation import EventStream
 from services.gateway.responses.body import ResponseHead, text_part
 from services.gateway.responses.tools import plain_input
@@ -17,33 +18,17 @@ from services.gateway.responses.tools import plain_input
 OnFinal = Callable[[dict[str, Any]], None]
 
 
-class ResponseBodyWriter:
+class ResponseBodyWriter(BlockCollector):
     """Collects all events and writes one object. `on_final` gets it before it is sent."""
 
-    keep_alive = b""
-
     def __init__(self, head: ResponseHead, stream: EventStream, on_final: OnFinal) -> None:
+        super().__init__(stream)
         self._head = head
-        self._stream = stream
         self._on_final = on_final
-        self._blocks = BlockList()
-        self._ended: Ended | None = None
-
-    async def feed(self, events: Sequence[Event]) -> bytes:
-        """Collect."""
-        for event in events:
-            match event:
-                case Update():
-                    self._blocks.feed(event.pieces)
-                case Ended():
-                    self._ended = event
-                case Restarted():
-                    self._blocks = BlockList()
-        return b""
 
     async def finish(self) -> bytes:
         """The response object."""
-        body = self._head.final(self._blocks, self._ended, self._stream.usage())
+        body = self._head.final(self.blocks, self.ended, self.stream.usage())
         self._on_final(body)
         return orjson.dumps(body)
 
