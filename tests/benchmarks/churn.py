@@ -12,7 +12,7 @@ Memory is the resident size of each process at the end of each quarter of the ru
 quarter fills caches and is no part of the growth. What must be back at its idle value afterwards:
 open files of each process, running and waiting requests and open regions of the engine, requests
 of the gateway. What the plumbing adds to the latency of a token at so many streams is measured by
-`./warhorse bench pipeline --streams N`.
+`./warhorse bench pipeline --latency N`.
 """
 
 from __future__ import annotations

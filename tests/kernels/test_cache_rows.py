@@ -20,9 +20,7 @@ from kernels.cache_rows import (
 FORMS = {"window": WINDOW_ROWS, "compressed": COMPRESSED_ROWS, "index": INDEX_ROWS}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Finite magnitudes in the order of their codes.
-E4M3 = tuple(
-    (8 + c % 8) * 2.0 ** (c // 8 - 10) if c >= 8 else c * 2.0**-9 for c in range(0x7F)
-)
+E4M3 = tuple((8 + c % 8) * 2.0 ** (c // 8 - 10) if c >= 8 else c * 2.0**-9 for c in range(0x7F))
 
 
 def nearest(value: float, grid: tuple[float, ...]) -> float:
@@ -75,7 +73,8 @@ def test_ties_go_to_the_even_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "nbytes"), [("window", 512, 528), ("compressed", 512, 288), ("index", 128, 68)]
+    ("name", "width", "nbytes"),
+    [("window", 512, 528), ("compressed", 512, 288), ("index", 128, 68)],
 )
 def test_rows_have_the_bytes_of_the_release(name: str, width: int, nbytes: int) -> None:
     form = FORMS[name]

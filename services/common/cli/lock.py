@@ -1,7 +1,8 @@
 """`warhorse dev lock`: writes the lock files from the packages of the running environment.
 
 Each lock is the closure of some extras of pyproject.toml over installed distributions. The leaves
-are packages whose own pins pull the CUDA stack; what they need is listed in the extras. torch has
+are packages whose own pins pull the CUDA stack or a cloud's; what they need is listed in the
+extras. torch has
 a lock of its own.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 RUNTIME_EXTRAS = ("gateway", "tokenizer", "engine", "kvcache", "offload", "cli")
-LEAVES = ("lmcache", "xgrammar")
+LEAVES = ("lmcache", "xgrammar", "litellm")
 LOCKS = {"requirements.lock": RUNTIME_EXTRAS, "requirements-dev.lock": (*RUNTIME_EXTRAS, "dev")}
 
 

@@ -30,10 +30,10 @@ and `--offload-address none` run the engine without that service.
 
 ## `./warhorse up`
 
-`--model`, `--port`, `--host`, `--project`, `--scale`, `--detach` and `--docker` are its own. Each variable of
-`compose/compose.yaml` is a flag too (`WARHORSE_L1_SIZE_GB` is `--l1-size-gb`); other settings of a
-service reach a local stack as variables of its environment. `empty` leaves the choice to the
-services' own defaults below.
+`--model`, `--port`, `--host`, `--project`, `--scale`, `--detach` and `--docker` are its own. Each
+variable of `compose/compose.yaml` is a flag too (`WARHORSE_L1_SIZE_GB` is `--l1-size-gb`); other
+settings of a service reach a local stack as variables of its environment. `empty` leaves the choice
+to the services' own defaults below.
 """
 
 
