@@ -110,6 +110,14 @@ def test_a_nan_code_is_named(damaged: Path, tensors: dict[str, torch.Tensor]) ->
         load(damaged)
 
 
+def test_a_file_cut_short_is_named(damaged: Path, tensors: dict[str, torch.Tensor]) -> None:
+    path = damaged / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"truncated file.*model\.safetensors") as failure:
+        load(damaged)
+    assert failure.value.tensor in tensors
+
+
 FIELDS = (
     ("compress_ratios", [0, 0, 4, 2, 2, 2, 1, 1, 1, 1]),
     ("kv_source_layer_ids", [3, 4, 6]),

@@ -10,6 +10,7 @@ import torch
 from kernels.rotary import rotary_angles
 from services.engine.cache.accounting import group_bytes
 from services.engine.cache.spec import CacheGroup, CacheTensor
+from services.engine.layers.deepseek.rows import row_tensor
 from services.engine.layers.deepseek41.source import QUANTISED, CacheForms
 from services.engine.models.deepseek_v41 import cache_groups
 from services.engine.models.deepseek_v41_config import DeepseekV41Config, parse_config
@@ -85,6 +86,13 @@ def test_bytes_per_token_of_the_released_model() -> None:
     assert sum(group_bytes(g).per_token for g in groups) == 3 * (288 + 68) / 2 + 288 + 68 == 890
     plain = released_groups(CacheForms())
     assert sum(group_bytes(g).per_token for g in plain) == 2 * (512 + 128) * 2.5
+
+
+def test_bytes_of_a_window_row_of_the_released_model() -> None:
+    """512 e4m3 values and a scale byte for each group of 32."""
+    width = RELEASED["text_config"]["head_dim"]
+    assert row_tensor("kv", width, torch.bfloat16, QUANTISED.window).entry_bytes == 528
+    assert row_tensor("kv", width, torch.bfloat16, None).entry_bytes == 1024
 
 
 def test_only_sources_keep_entries_and_every_layer_a_window(quantised: Any) -> None:

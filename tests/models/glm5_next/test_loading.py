@@ -125,6 +125,57 @@ def test_a_surplus_tensor_is_refused_by_name(copy: Copy, name: str) -> None:
     assert caught.value.tensor == name
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{TEXT}layers.3.mlp.experts.2.up_proj.weight",
+        f"{TEXT}layers.1.self_attn.o_proj.weight",
+        f"{TEXT}layers.5.mlp.shared_experts.down_proj.weight",
+    ],
+)
+def test_a_missing_scale_is_refused_by_name(copy: Copy, name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(copy(lambda t: t.pop(f"{name}_scale_inv")))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("layer", [4, 5])
+def test_a_nan_code_is_refused_by_name(copy: Copy, layer: int) -> None:
+    name = f"{TEXT}layers.{layer}.mlp.experts.6.gate_proj.weight"
+    with pytest.raises(CheckpointError, match="NaN code") as caught:
+        load(copy(lambda t: t[name].view(torch.uint8)[5, 7].fill_(0xFF)))
+    assert caught.value.tensor == name
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (f"{TEXT}layers.0.mlp.down_proj.weight", (256, 128)),
+        (f"{TEXT}layers.0.self_attn.q_conv1d.weight", (4, 1, 128)),
+        (f"{TEXT}layers.3.self_attn.indexer.index_kpool_compress_ape", (128, 4)),
+        ("model.visual.merger.down_proj.weight", (64, 128)),
+    ],
+)
+def test_a_flipped_shape_is_refused_by_name(copy: Copy, name: str, shape: tuple[int, ...]) -> None:
+    def flip(tensors: Tensors) -> None:
+        assert shape == tuple(reversed(tensors[name].shape))
+        tensors[name] = torch.zeros(shape).to(tensors[name].dtype)
+
+    with pytest.raises(CheckpointError) as caught:
+        load(copy(flip))
+    assert caught.value.tensor == name and str(list(shape)) in str(caught.value)
+
+
+def test_a_draft_file_cut_short_is_refused_by_its_name(copy: Copy) -> None:
+    path = copy() / DRAFT_FILE
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(CheckpointError, match=f"truncated file.*{DRAFT_FILE}") as caught:
+        load(path.parent)
+    assert f"{TEXT}layers.5." in str(caught.value.tensor)
+
+
 def test_latents_of_576_rows_are_refused_with_both_shapes(copy: Copy) -> None:
     """Other models of this kind have rows for rotated positions there."""
     name = f"{TEXT}layers.1.self_attn.kv_a_proj_with_mqa.weight"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from services.engine.checkpoints.nano.corpus import conversations
+from services.engine.checkpoints.nano import byte_bpe
 
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 
@@ -37,60 +34,14 @@ _SPECIAL = (
     NOISE,
 )
 _PLAIN = ("<think>", "</think>")  # kept by decoders that skip special tokens
-_PIECES = r"\p{L}+|\p{N}|\n+|[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)*|\s"
-_SAMPLE = 300  # conversations
-
-
-def _texts(seed: int) -> Iterator[str]:
-    for item in islice(conversations(seed), _SAMPLE):
-        for message in item.messages:
-            yield f"{message.content}\n{message.reasoning}"
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
     """A tokenizer of TOKENIZER_SIZE entries."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TOKENIZER_SIZE - len(_SPECIAL) - len(_PLAIN),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[_added(t, special=True) for t in _FIRST],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
-    tokenizer.add_tokens([_added(t, special=True) for t in _SPECIAL])
-    tokenizer.add_tokens([_added(t, special=False) for t in _PLAIN])
-    if tokenizer.get_vocab_size() != TOKENIZER_SIZE:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.get_vocab_size()} entries, not {TOKENIZER_SIZE}"
-        )
-    return tokenizer
-
-
-def _added(text: str, *, special: bool) -> AddedToken:
-    return AddedToken(text, special=special, normalized=False)
+    behind = dict.fromkeys(_SPECIAL, True) | dict.fromkeys(_PLAIN, False)
+    return byte_bpe.train(TOKENIZER_SIZE, byte_bpe.AddedTokens(_FIRST, behind), seed)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json; the family has no chat template."""
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "pad_token": PAD,
-        "unk_token": None,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": max_length,
-    }
-    text = tokenizer.to_str(pretty=True)
-    (folder / "tokenizer.json").write_text(text + "\n", encoding="utf-8")
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    byte_bpe.write(tokenizer, folder, max_length, bos_token=BOS, eos_token=EOS, pad_token=PAD)

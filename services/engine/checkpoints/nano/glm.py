@@ -23,6 +23,7 @@ from torch import Tensor
 from services.common.cli.base import say
 from services.engine.checkpoints.nano.drawn import Drawing, biased, generator_for
 from services.engine.checkpoints.nano.fp8 import quantize_blocks
+from services.engine.checkpoints.nano.glm_bpe import train_tokenizer, write_tokenizer
 
 Layout = Literal["bf16", "fp8", "awq"]
 LAYOUTS: tuple[Layout, ...] = ("bf16", "fp8", "awq")
@@ -367,6 +368,12 @@ def write_checkpoint(
         (folder / file).write_text(json.dumps(content, indent=1) + "\n")
 
 
+def add_tokenizer(folder: Path, *, seed: int = 0) -> None:
+    """Write what a folder needs besides to be served."""
+    tokenizer = train_tokenizer(_OUTER["image_token_id"], seed)
+    write_tokenizer(tokenizer, folder, _TEXT["max_position_embeddings"])
+
+
 def main() -> None:
     """Write one checkpoint."""
     parser = argparse.ArgumentParser(description="Write a nano GLM-5.3-Flash checkpoint.")
@@ -375,6 +382,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = build_nano(arguments.out, arguments.layout, seed=arguments.seed)
+    add_tokenizer(folder, seed=arguments.seed)
     say(f"wrote {folder}")
 
 
