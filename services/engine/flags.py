@@ -70,9 +70,12 @@ class EngineFlags:
     dtype: Literal["auto", "float32", "bfloat16"] = field(
         default="auto", metadata=_help("type of activations")
     )
-    kv_cache_dtype: Literal["auto", "fp8_ds_mla"] = field(
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_ds_mla"] = field(
         default="auto",
-        metadata=_help("cache rows as computed, or quantised as in training (DeepSeek)"),
+        metadata=_help(
+            "cache rows as computed, or quantised as in training: DeepSeek (fp8_ds_mla is the same "
+            "there), index keys of GLM"
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] | None = field(
         default="auto", metadata=_help("where the model runs")

@@ -60,6 +60,8 @@ def test_glm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", str(tmp_path)]) == 0
     per_token, _ = sums(capsys.readouterr().out)
     assert per_token == f"{11 * (512 * 2 + 128 * 2 / 4):,.2f}"  # index keys in two bytes
+    assert main(["--model", str(tmp_path), "--kv-cache-dtype", "fp8"]) == 0
+    assert sums(capsys.readouterr().out)[0] == "11,627.00"
 
 
 def test_deepseek_v41() -> None:

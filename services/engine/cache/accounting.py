@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print cache bytes per token and per request.")
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bfloat16")
-    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8_ds_mla"), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8", "fp8_ds_mla"), default="auto")
     parser.add_argument("--tokens", type=int, default=131072, help="length of the example request")
     flags = parser.parse_args(argv)
     try:

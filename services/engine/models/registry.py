@@ -49,6 +49,7 @@ _FAMILIES: dict[str, _Load] = {
 _QUANTISED_CACHES: dict[str, _LoadWithCacheForm] = {
     "deepseek_v4": deepseek_v4.load,
     "deepseek_v41": deepseek_v41.load,
+    "glm5_next": glm5_next.load,
 }
 _ARCHITECTURES = {
     "DeepseekV4ForCausalLM": "deepseek_v4",
