@@ -172,8 +172,10 @@ async def serve_shared(front: Front, context: Context) -> None:
     finally:
         for task in (reader, writer):
             task.cancel()
-        outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
-        call.close()
+        try:  # the end of the call may be seen by the reader first and cancel us here
+            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
+        finally:
+            call.close()
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
