@@ -104,7 +104,6 @@ def test_status_shows_every_instance(scaled: Scaled) -> None:
 
 
 def test_prompts_with_one_prefix_go_to_one_engine(scaled: Scaled) -> None:
-    """Two long prefixes at a time, so that load alone would part them evenly."""
     before = [scaled.prompts_of(f"engine-{i}") for i in (0, 1)]
     prefix = "one two three four five six seven " * 12
     scaled.complete(prefix)
