@@ -172,8 +172,9 @@ def test_no_mechanism_is_idle(nano: Model, runner: Runner) -> None:
         return float((Runner([stage]).run(ids, 150) - whole).abs().max())
 
     def without_sinks(layer: Any) -> Any:
-        sinks = torch.full_like(layer.attn.sinks_H, -torch.inf)
-        return replace(layer, attn=replace(layer.attn, sinks_H=sinks))
+        heads = layer.attn.heads
+        heads = replace(heads, sinks_H=torch.full_like(heads.sinks_H, -torch.inf))
+        return replace(layer, attn=replace(layer.attn, heads=heads))
 
     def without_bias(layer: Any) -> Any:
         router = layer.ffn.router
