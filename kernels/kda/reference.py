@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from kernels.activation.reference import sigmoid, softplus
-from kernels.gated_delta.reference import L2_EPS, time_order
+from kernels.gated_delta.reference import L2_EPS, recur, time_order
 
 
 def log_decay(
@@ -31,28 +31,16 @@ def kda(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows in time order, heads inside them: token i of all sequences is one batched product."""
     heads, width = v_THV.shape[1:]
-    order, rows, ticks = time_order(starts_B1.tolist(), write_token_W.tolist())
-    rows_T = torch.tensor(rows, device=q_THK.device)
+    time = time_order(starts_B1.tolist(), write_token_W.tolist())
+    rows_T = torch.tensor(time.rows, device=q_THK.device)
     in_time = [x.index_select(0, rows_T).float().flatten(0, 1) for x in (q_THK, k_THK, v_THV)]
     q = _unit(in_time[0]).mul_(q_THK.shape[2] ** -0.5)[:, None, :]
     k = _unit(in_time[1])[:, :, None]
     v = in_time[2][:, None, :]
     decay = decay_THK.index_select(0, rows_T).exp_().flatten(0, 1)[:, :, None]
     beta = beta_TH.index_select(0, rows_T).view(-1, 1, 1)
-    out = torch.empty_like(v)
-    order_B = torch.tensor(order, device=q_THK.device)
-    state = state_BHKV.index_select(0, order_B).flatten(0, 1)
-    states_W = state_BHKV.new_empty(len(write_token_W), *state_BHKV.shape[1:])
-    for tick in ticks:
-        now = slice(tick.first * heads, (tick.first + tick.count) * heads)
-        s = state[: tick.count * heads]
-        s.mul_(decay[now])
-        u = (v[now] - torch.bmm(k[now].transpose(1, 2), s)).mul_(beta[now])
-        s.add_(k[now] * u)
-        torch.bmm(q[now], s, out=out[now])
-        for row, write in tick.writes:
-            states_W[write] = s[row * heads : (row + 1) * heads]
     out_THV = torch.empty_like(v_THV, dtype=torch.float32)
+    out, states_W = recur(time, q, k, v, decay, beta, state_BHKV, len(write_token_W))
     out_THV.index_copy_(0, rows_T, out.view(-1, heads, width))
     return out_THV, states_W
 
