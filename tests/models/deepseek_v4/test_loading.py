@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.common.checkpoint import Checkpoint, CheckpointError
+from services.engine.models.deepseek_draft import DsparkDraft
 from services.engine.models.deepseek_v4_config import parse_config
-from services.engine.models.deepseek_v4_draft import DsparkDraft, MtpLayer
+from services.engine.models.deepseek_v4_draft import MtpLayer
 from services.engine.models.registry import family_of
 from tests.models.deepseek_v4.conftest import GetNano, Model, load
 from tests.models.test_loading import resident
