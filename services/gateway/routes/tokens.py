@@ -37,11 +37,13 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         fields = await body_of(request, state)
         if "messages" in fields:
             chat = validate(TokenizeChat, fields, CHAT)
-            ids = await _chat_ids(chat, state)
-            return json_response(await _tokens(state, ids, chat.return_token_strs))
+            facts = await _facts(state, chat.model)
+            ids = unpack((await render_chat(chat, state, facts)).token_ids)
+            return json_response(await _tokens(state, facts, ids, chat.return_token_strs))
         text = validate(TokenizeText, fields, {})
-        ids = await _text_ids(text, state)
-        return json_response(await _tokens(state, ids, text.return_token_strs))
+        facts = await _facts(state, text.model)
+        ids = await _text_ids(text, state, facts)
+        return json_response(await _tokens(state, facts, ids, text.return_token_strs))
 
     @app.post("/detokenize", openapi_extra=body_schema(Detokenize))
     async def detokenize(request: Request) -> Response:
@@ -93,25 +95,21 @@ async def _facts(state: GatewayState, model: str | None) -> ModelFacts:
     return facts
 
 
-async def _chat_ids(chat: TokenizeChat, state: GatewayState) -> list[int]:
-    facts = await _facts(state, chat.model)
-    return unpack((await render_chat(chat, state, facts)).token_ids)
-
-
-async def _text_ids(text: TokenizeText, state: GatewayState) -> list[int]:
-    facts = await _facts(state, text.model)
+async def _text_ids(text: TokenizeText, state: GatewayState, facts: ModelFacts) -> list[int]:
     check_text_size(len(text.prompt), facts, "prompt")
     encoding = tokenizer_pb2.EncodeRequest(text=text.prompt)
     encoding.add_special_tokens = text.add_special_tokens is not False
     return unpack(await state.tokenizers.encode(encoding))
 
 
-async def _tokens(state: GatewayState, ids: Sequence[int], texts: bool | None) -> dict[str, Any]:
+async def _tokens(
+    state: GatewayState, facts: ModelFacts, ids: Sequence[int], texts: bool | None
+) -> dict[str, Any]:
     shown = None
     if texts:
         pieces = await state.tokenizers.token_bytes(ids)
         shown = [piece.decode("utf-8", "replace") for piece in pieces]
-    limit = (await state.facts()).max_model_len
+    limit = facts.max_model_len
     return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": shown}
 
 
