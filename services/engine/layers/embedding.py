@@ -44,6 +44,18 @@ class TokenEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamEntry:
+    """Tokens of a batch to `streams` equal residual streams behind each other: [T, streams * H]."""
+
+    embedding: TokenEmbedding
+    streams: int
+    dtype: torch.dtype
+
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        return self.embedding(batch).to(self.dtype).repeat(1, self.streams)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputHead:
     """Hidden states [N, H] to fp32 logits [N, vocab], gathered from all ranks."""
 

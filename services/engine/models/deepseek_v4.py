@@ -23,7 +23,7 @@ from services.engine.layers.deepseek.context import (
 )
 from services.engine.layers.deepseek.indexer import INDEX_GROUP
 from services.engine.layers.deepseek.streams import HyperHead
-from services.engine.layers.embedding import OutputHead, TokenEmbedding
+from services.engine.layers.embedding import OutputHead, StreamEntry, TokenEmbedding
 from services.engine.layers.norm import RmsNorm
 from services.engine.layers.vision.deepseek import DeepseekVision
 from services.engine.models.base import Collectives, Shard
@@ -31,23 +31,12 @@ from services.engine.models.deepseek_v4_config import DeepseekV4Config, parse_co
 from services.engine.models.deepseek_v4_draft import load_draft
 from services.engine.models.deepseek_v4_layer import Layer, LayerParts
 from services.engine.models.stage import Stage, StageParts, load_weights
-from services.engine.runtime.batch import StepBatch
 
 # Legend: T packed tokens, N rows that need logits, n streams, D hidden, X = n * D.
 
 WINDOW_PAGE_TOKENS = 64
 ENTRY_PAGE_TOKENS = 128  # one HCA entry, 32 CSA entries
 _STRIDES = {CSA_GROUP: CSA_RATIO, INDEX_GROUP: CSA_RATIO, HCA_GROUP: HCA_RATIO}
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    embedding: TokenEmbedding
-    streams: int
-    dtype: torch.dtype
-
-    def __call__(self, batch: StepBatch) -> torch.Tensor:
-        return self.embedding(batch).to(self.dtype).repeat(1, self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +99,7 @@ def _read(
     entry = exit_ = draft = vision = None
     if held.start == 0:
         embedding = TokenEmbedding.load(reader, "embed", *sizes)
-        entry = _Entry(embedding, config.streams.count, parts.dtype)
+        entry = StreamEntry(embedding, config.streams.count, parts.dtype)
         if config.vision is not None:
             vision = DeepseekVision.load(reader, config.vision, parts.dtype)
     if held.stop == config.layers:

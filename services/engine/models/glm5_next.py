@@ -13,7 +13,7 @@ from services.engine.cache.spec import CacheGroup, CacheTensor
 from services.engine.checkpoints.loader import WeightReader, text_prefix
 from services.engine.layers.context import INDEX_GROUP, KV_GROUP, STATE_GROUP, PassContext
 from services.engine.layers.deepseek.streams import HyperMixer, Sublayer
-from services.engine.layers.embedding import OutputHead, TokenEmbedding
+from services.engine.layers.embedding import OutputHead, StreamEntry, TokenEmbedding
 from services.engine.layers.glm.attention import LatentAttention
 from services.engine.layers.glm.kda import KimiDeltaAttention
 from services.engine.layers.glm.moe import GlmMoe
@@ -26,7 +26,6 @@ from services.engine.models.common import INDEX_PAGE_TOKENS, KV_PAGE_TOKENS
 from services.engine.models.glm5_next_config import GlmConfig, parse_config
 from services.engine.models.stage import Stage, StageParts, load_weights
 from services.engine.models.vision_config import glm_vision
-from services.engine.runtime.batch import StepBatch
 
 # Legend: T packed tokens, N rows that need logits, n streams, D hidden, X = n * D.
 
@@ -110,16 +109,6 @@ class DraftLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    embedding: TokenEmbedding
-    streams: int
-    dtype: torch.dtype
-
-    def __call__(self, batch: StepBatch) -> torch.Tensor:
-        return self.embedding(batch).to(self.dtype).repeat(1, self.streams)
-
-
-@dataclass(frozen=True, slots=True)
 class _Exit:
     """Mean of the streams, norm, head."""
 
@@ -176,7 +165,7 @@ def _read(reader: WeightReader, prefix: str, parts: _Parts, held: range) -> Stag
     entry = exit_ = draft = vision = None
     if held.start == 0:
         embedding = TokenEmbedding.load(text, "embed_tokens", *sizes)
-        entry = _Entry(embedding, c.streams.count, parts.dtype)
+        entry = StreamEntry(embedding, c.streams.count, parts.dtype)
         if parts.vision is not None:
             vision = GlmVision.load(reader, parts.vision, parts.dtype)
     if held.stop == c.layers:

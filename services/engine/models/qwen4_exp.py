@@ -18,7 +18,7 @@ from services.engine.checkpoints.loader import (
 )
 from services.engine.layers.attention import AttentionConfig, GatedAttention
 from services.engine.layers.context import INDEX_GROUP, KV_GROUP, STATE_GROUP, StepContext
-from services.engine.layers.embedding import OutputHead, TokenEmbedding
+from services.engine.layers.embedding import OutputHead, StreamEntry, TokenEmbedding
 from services.engine.layers.gated_delta_net import GatedDeltaNet
 from services.engine.layers.hyper_connection import HyperConfig, HyperConnection
 from services.engine.layers.indexer import IndexerConfig
@@ -40,7 +40,6 @@ from services.engine.models.common import (
 from services.engine.models.fields import Fields, text_fields
 from services.engine.models.ngram import TableHash
 from services.engine.models.stage import Stage, StageParts, load_weights
-from services.engine.runtime.batch import StepBatch
 
 # Legend: T packed tokens, N rows that need logits, C streams, H hidden, X = C * H.
 
@@ -223,15 +222,6 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    embedding: TokenEmbedding
-    streams: int
-
-    def __call__(self, batch: StepBatch) -> torch.Tensor:
-        return self.embedding(batch).repeat(1, self.streams)
-
-
-@dataclass(frozen=True, slots=True)
 class _Exit:
     mixer: HyperConnection
     head: OutputHead
@@ -330,7 +320,7 @@ def _read(
     entry = exit_ = mtp = tower = None
     if held.start == 0:
         embedding = TokenEmbedding.load(text, "embed_tokens", *sizes)
-        entry = _Entry(embedding, config.streams.count)
+        entry = StreamEntry(embedding, config.streams.count, torch.float32)
         tower = QwenVision.load(reader, vision, parts.dtype) if vision else None
     if held.stop == len(d.layer_types):
         streams = text.at("hyper_connection_mixer")

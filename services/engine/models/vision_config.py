@@ -21,54 +21,48 @@ _GLM_PIXELS = Normalisation(
 )
 
 
+# Fields of config.json for the sizes of a DeepseekVisionConfig.
+_V4_FIELDS = {
+    "layers": "vision_n_layers",
+    "width": "vision_dim",
+    "heads": "vision_n_heads",
+    "intermediate": "vision_inter_dim",
+    "patch": "vision_patch_size",
+    "downsample": "vision_downsample_ratio",
+    "max_tokens": "vision_max_n_token",
+}
+_V41_FIELDS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "patch": "patch_size",
+    "downsample": "downsample_ratio",
+    "max_tokens": "max_image_tokens",
+}
+
+
 def deepseek_v4_vision(config: Mapping[str, Any], hidden: int) -> DeepseekVisionConfig | None:
     """The tower of Vision-Exp, whose fields lie beside those of the text model; None without."""
     fields = Fields(config, "")
-    if not fields.integer("vision_n_layers", 0, least=0):
-        return None
-    return _checked(
-        fields,
-        "vision_dim",
-        DeepseekVisionConfig(
-            layers=fields.integer("vision_n_layers"),
-            width=fields.integer("vision_dim"),
-            heads=fields.integer("vision_n_heads"),
-            intermediate=fields.integer("vision_inter_dim"),
-            patch=fields.integer("vision_patch_size"),
-            downsample=fields.integer("vision_downsample_ratio"),
-            rope_theta=fields.number("vision_rope_theta", 1e4),
-            max_tokens=fields.integer("vision_max_n_token"),
-            hidden=hidden,
-            tiled=True,
-        ),
-    )
+    return _deepseek_vision(fields, _V4_FIELDS, "vision_rope_theta", hidden, tiled=True)
 
 
 def deepseek_v41_vision(config: Mapping[str, Any], hidden: int) -> DeepseekVisionConfig | None:
     """The tower of V4.1 from `vision_config`; None without."""
     fields = Fields(config, "").inner("vision_config")
-    if not fields.integer("num_hidden_layers", 0, least=0):
+    return _deepseek_vision(fields, _V41_FIELDS, "rope_theta", hidden, tiled=False)
+
+
+def _deepseek_vision(
+    fields: Fields, names: Mapping[str, str], theta: str, hidden: int, *, tiled: bool
+) -> DeepseekVisionConfig | None:
+    if not fields.integer(names["layers"], 0, least=0):
         return None
-    return _checked(
-        fields,
-        "hidden_size",
-        DeepseekVisionConfig(
-            layers=fields.integer("num_hidden_layers"),
-            width=fields.integer("hidden_size"),
-            heads=fields.integer("num_attention_heads"),
-            intermediate=fields.integer("intermediate_size"),
-            patch=fields.integer("patch_size"),
-            downsample=fields.integer("downsample_ratio"),
-            rope_theta=fields.number("rope_theta", 1e4),
-            max_tokens=fields.integer("max_image_tokens"),
-            hidden=hidden,
-            tiled=False,
-        ),
-    )
-
-
-def _checked(fields: Fields, name: str, vision: DeepseekVisionConfig) -> DeepseekVisionConfig:
-    _check_heads(fields, name, vision.width, vision.heads)
+    sizes = {size: fields.integer(name) for size, name in names.items()}
+    rope_theta = fields.number(theta, 1e4)
+    vision = DeepseekVisionConfig(**sizes, rope_theta=rope_theta, hidden=hidden, tiled=tiled)
+    _check_heads(fields, names["width"], vision.width, vision.heads)
     return vision
 
 
