@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from tests.models.conftest import GetTiny, runner_of
+from tests.models.independence import check_random_schedules
 from tests.models.runner import Live, Part, Runner
 from tests.models.tiny import Family, Layout, prompt
 
@@ -30,23 +29,9 @@ def test_chunk_size_changes_no_bit(
 def test_random_schedules_with_batch_mates_change_no_bit(
     get_tiny: GetTiny, family: Family, layout: Layout, seed: int
 ) -> None:
-    """Sequences of odd lengths, cut at random, packed in random order with random company."""
-    rng = random.Random(seed)
-    runner = runner_of(get_tiny(family, layout).folder, seed=seed)
     prompts = [prompt(n, seed=20 + n) for n in (5, 31, 64, 90, 47, 8)]
-    alone = [runner.run(ids, len(ids)) for ids in prompts]
-    lives = [Live() for _ in prompts]
-    found: list[list[torch.Tensor]] = [[] for _ in prompts]
-    while waiting := [i for i, live in enumerate(lives) if len(live.ids) < len(prompts[i])]:
-        chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
-        parts = []
-        for i in chosen:
-            rest = prompts[i][len(lives[i].ids) :]
-            parts.append(Part(lives[i], rest[: rng.choice([1, 1, 2, 4, 9, 33])]))
-        for i, logits in zip(chosen, runner.step(parts)[0], strict=True):
-            found[i].append(logits)
-    for rows, expected in zip(found, alone, strict=True):
-        assert torch.equal(torch.cat(rows), expected)
+    runner = runner_of(get_tiny(family, layout).folder, seed=seed)
+    check_random_schedules(runner, prompts, [1, 1, 2, 4, 9, 33], seed)
 
 
 @both
