@@ -1,21 +1,32 @@
-"""The operations that have Triton kernels, in order."""
+"""The operations that have Triton kernels, in order of their names."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 from kernels.aot.variant import Variant
 
-# Each module has variants(target) -> Iterator[Variant].
-OPERATIONS = ("kernels.quant_linear.variants",)
+KERNELS = Path(__file__).parents[1]
+
+
+def operations(module: str) -> Iterator[ModuleType]:
+    """`module` of every operation that has it: `variants`, or `bench`."""
+    for path in sorted(KERNELS.glob(f"*/{module}.py")):
+        yield importlib.import_module(f"kernels.{path.parent.name}.{module}")
 
 
 def variants(target: int) -> Iterator[Variant]:
-    """Every kernel with every tuned configuration of `target`, without repeats."""
+    """Every kernel with every tuned configuration of `target`, without repeats.
+
+    An operation with kernels has `kernels/<op>/variants.py` with
+    `variants(target) -> Iterator[Variant]`.
+    """
     seen: set[tuple[object, ...]] = set()
-    for module in OPERATIONS:
-        for variant in importlib.import_module(module).variants(target):
+    for operation in operations("variants"):
+        for variant in operation.variants(target):
             if variant.key not in seen:
                 seen.add(variant.key)
                 yield variant

@@ -81,6 +81,9 @@ _BARE: Mapping[grpc.StatusCode, tuple[ErrorReason, str]] = MappingProxyType(
     }
 )
 _TOO_LARGE = "message larger than max"
+# The library's own text where a write meets a call that the peer has ended; the peer's status is
+# lost then (https://github.com/grpc/grpc/issues/36066).
+_WRITE_AFTER_END = "Internal error from Core"
 
 
 class ServiceError(Exception):
@@ -190,5 +193,7 @@ def _from_bare(error: grpc.RpcError) -> ServiceError:
         return ServiceError(
             common_pb2.ERROR_REASON_INVALID_FIELD, "the message is larger than the limit of 16 MiB"
         )
+    if code is grpc.StatusCode.INTERNAL and error.details() == _WRITE_AFTER_END:
+        return ServiceError(common_pb2.ERROR_REASON_ENGINE_LOST, "the peer ended the call")
     reason, message = _BARE.get(code, (common_pb2.ERROR_REASON_INTERNAL, "the peer failed"))
     return ServiceError(reason, message)

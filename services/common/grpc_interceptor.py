@@ -9,6 +9,7 @@ logged with its traceback and answered with INTERNAL and no detail. Cancellation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import time
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 _HEALTH = "/grpc.health."
 _REFLECTION = "/grpc.reflection."
 _REQUEST_ID_LIMIT = 128
+# A refused stream's first message is taken for this long, seconds: see `_first_of`.
+_FIRST_MESSAGE_SECONDS = 1.0
 
 # The library's classes take type parameters in their stubs only.
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ class BorderInterceptor(_Interceptor):
 
     def _unary(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         async def handle(request: Any, context: Any) -> Any:
-            async with self._border(method, context):
+            async with self._border(method, request, context):
                 return await behaviour(request, context)
 
         return handle
@@ -129,7 +132,7 @@ class BorderInterceptor(_Interceptor):
         """A handler that closes the service's generator at once when the call is cancelled."""
 
         async def handle(request: Any, context: Any) -> None:
-            async with self._border(method, context):
+            async with self._border(method, request, context):
                 responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # the handler calls context.write itself
                     await responses
@@ -141,7 +144,7 @@ class BorderInterceptor(_Interceptor):
         return handle
 
     @asynccontextmanager
-    async def _border(self, method: str, context: Any) -> AsyncIterator[None]:
+    async def _border(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
         request_id_var.set(_metadata(context, REQUEST_ID_KEY)[:_REQUEST_ID_LIMIT])
         traceparent_var.set(checked_traceparent(_metadata(context, TRACEPARENT)))
         tracked = not (method in self._open_ended or method.startswith((_HEALTH, _REFLECTION)))
@@ -150,7 +153,7 @@ class BorderInterceptor(_Interceptor):
             if tracked:
                 self._enter()
             with self._span(method, tracked):
-                self._admit(method, context)
+                await self._admit(method, request, context)
                 yield
         except ServiceError as error:
             code = error.code.name
@@ -185,19 +188,25 @@ class BorderInterceptor(_Interceptor):
         if self._metrics is not None and not method.startswith((_HEALTH, _REFLECTION)):
             self._metrics.rpc(_short(method), code, seconds)
 
-    def _admit(self, method: str, context: Any) -> None:
+    async def _admit(self, method: str, request: Any, context: Any) -> None:
+        refusal = self._refusal(method, context)
+        if refusal is not None:
+            await _first_of(request)
+            raise refusal
+
+    def _refusal(self, method: str, context: Any) -> ServiceError | None:
+        """Why a call may not begin, or None."""
         if method.startswith(_HEALTH):
-            return
+            return None
         if method.startswith(_REFLECTION):
-            if not (self._reflection_on_tcp or _text(context.peer()).startswith("unix")):
-                raise ServiceError(
-                    ErrorReason.ERROR_REASON_UNSUPPORTED, "reflection is off on this address"
-                )
-            return
+            if self._reflection_on_tcp or _text(context.peer()).startswith("unix"):
+                return None
+            reason = ErrorReason.ERROR_REASON_UNSUPPORTED
+            return ServiceError(reason, "reflection is off on this address")
         if self.draining:
-            raise ServiceError(
-                ErrorReason.ERROR_REASON_DRAINING, "the service is shutting down", retry_after=1.0
-            )
+            reason = ErrorReason.ERROR_REASON_DRAINING
+            return ServiceError(reason, "the service is shutting down", retry_after=1.0)
+        return None
 
     def _enter(self) -> None:
         self._in_flight += 1
@@ -223,6 +232,19 @@ def _metadata(context: Any, wanted: str) -> str:
         if key == wanted:
             return _text(value)
     return ""
+
+
+async def _first_of(request: Any) -> None:
+    """Take the first message of a stream that is about to be refused.
+
+    A client whose write meets a call that has ended loses the call's status: the library puts
+    INTERNAL in its place (https://github.com/grpc/grpc/issues/36066).
+    """
+    if not isinstance(request, AsyncIterator):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_MESSAGE_SECONDS):
+            await anext(request, None)
 
 
 async def _refuse(context: Any, method: str, error: ServiceError) -> None:

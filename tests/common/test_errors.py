@@ -61,6 +61,7 @@ def test_status_without_retry_has_no_retry_detail() -> None:
             "CLIENT: Sent message larger than max (20 vs. 16)",
             "INVALID_FIELD",
         ),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", "ENGINE_LOST"),
     ],
 )
 def test_a_bare_status_gets_the_nearest_reason_and_no_library_text(
