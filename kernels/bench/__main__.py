@@ -23,8 +23,7 @@ def main() -> int:
     parser.add_argument(
         "--select", type=Path, help="write tuned.json from the JSON of a --tune run and stop"
     )
-    parser.add_argument("--rows", default="", help="rows of x, such as 1,16 (default: all)")
-    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--only", default="", help="cases whose operation and name contain this")
     parser.add_argument("--no-peers", action="store_true", help="leave installed peers out")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     arguments = parser.parse_args()
@@ -39,17 +38,16 @@ def main() -> int:
     result = _measure(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return 1 if any("refused" in row for row in result["rows"]) else 0
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from kernels.bench import ceilings, humming_peer, linear, linear_cases, tune
+    from kernels.bench import ceilings, humming_peer, tune
+    from kernels.bench.measure import all_cases, measure
 
-    rows = tuple(map(int, arguments.rows.split(","))) if arguments.rows else linear_cases.ROWS
-    cases = [case for case in linear_cases.cases(rows) if arguments.only in case.name]
     override = os.environ.get("TRITON_OVERRIDE_ARCH", "")
     setting = f"TRITON_OVERRIDE_ARCH={override} " if override else ""
     result = {
@@ -61,13 +59,13 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     torch.manual_seed(0)
     if arguments.tune:
-        return result | {"rows": tune.tune(cases, arguments.workers)}
+        return result | {"rows": tune.tune(arguments.only, arguments.workers)}
     top = ceilings.measure()
     print(top, flush=True)
-    peers = humming_peer.installed() and not arguments.no_peers
-    if peers:
+    if humming_peer.installed() and not arguments.no_peers:
         humming_peer.follow_override()
-    return result | {"ceilings": top.as_dict(), "rows": linear.measure(cases, top, peers=peers)}
+    rows = measure(all_cases(arguments.only), top, peers=not arguments.no_peers)
+    return result | {"ceilings": top.as_dict(), "rows": rows}
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ Made by `python -m kernels.bench --table` from `kernels/bench/results`. A result
 one card; where it was put together otherwise, its section says so. A run ends with an error at the
 first row whose output is wrong.
 
-Floor: the larger of the weights' bytes over the copy rate and the operations over the bf16 rate
-that plain Triton reaches on the same path. "% of floor" is floor over time. Times are medians of
-CUDA graph replays over rotating weights that exceed the caches. "library" is a bf16 product of
-the same shape by the vendor's library, on its own choice of instructions.
+Floor: the larger of the bytes that must move over the copy rate and the operations over the bf16
+rate that plain Triton reaches on the same path. "%" is floor over time. Times are medians of CUDA
+graph replays over rotating inputs that exceed the caches. "library bf16" is a bf16 product of the
+same shape by the vendor's library, on its own choice of instructions.
 """
 
 
@@ -45,20 +45,25 @@ def _section(result: dict[str, Any]) -> str:
         f"{ceilings['library_tflops']:.0f} TFLOP/s.",
         "",
         *([result["note"], ""] if "note" in result else []),
-        "| weights | rows | us | floor us | % of floor | GB/s | TFLOP/s | error | peer us "
-        "| peer % of floor | library us | run |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| operation | case | us | floor us | % | GB/s | TFLOP/s | error | peers: us (%) | run |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(lines + [_line(row) for row in result["rows"]] + [""])
 
 
 def _line(row: dict[str, Any]) -> str:
-    peer = f"{row['peer']} {row['peer_us']:.1f}" if "peer_us" in row else "-"
+    head = f"| {row['operation']} | {row['case']}"
+    peers = ", ".join(_peer(name, figures) for name, figures in row.get("peers", {}).items())
+    if "refused" in row:
+        return f"{head} | refused: {row['refused']} | | | | | | {peers} | {row.get('run', '')} |"
     error = f"{row['error']:.1e}" if "error" in row else f"< {row['error_below']:.1e}"
-    peer_share = f"{100 * row['peer_fraction']:.0f}" if "peer_us" in row else "-"
     return (
-        f"| {row['case']} | {row['rows']} | {row['us']:.1f} | {row['floor_us']:.1f} "
-        f"| {100 * row['fraction']:.0f} | {row['gbs']:.0f} | {row['tflops']:.0f} "
-        f"| {error} | {peer} | {peer_share} | {row['library_bf16_us']:.1f} "
-        f"| {row.get('run', '')} |"
+        f"{head} | {row['us']:.1f} | {row['floor_us']:.1f} | {100 * row['fraction']:.0f} "
+        f"| {row['gbs']:.0f} | {row['tflops']:.0f} | {error} | {peers} | {row.get('run', '')} |"
     )
+
+
+def _peer(name: str, figures: dict[str, Any]) -> str:
+    if "refused" in figures:
+        return f"{name} refused ({figures['refused']})"
+    return f"{name} {figures['us']:.1f} ({100 * figures['fraction']:.0f})"
