@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from kernels import backend
 from kernels.cache_rows import reference
 
 # Legend: D values of a row, B bytes of a stored row.
@@ -74,13 +75,21 @@ def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
     e2m1 codes, e4m3 scale: s = e4m3(clamp(a / 6, 2^-9, 448)).
     """
     assert (values.shape[-1] - form.plain) % form.group == 0
-    return reference.encode_rows(values, form)
+    if not backend.uses_triton(values):
+        return reference.encode_rows(values, form)
+    from kernels.cache_rows import launch
+
+    return launch.encode_rows(values, form)
 
 
 def decode_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
     """fp32 [..., D] of rows uint8 [..., B]: code * scale, exact."""
     assert rows.dtype == torch.uint8
-    return reference.decode_rows(rows, form)
+    if not backend.uses_triton(rows):
+        return reference.decode_rows(rows, form)
+    from kernels.cache_rows import launch
+
+    return launch.decode_rows(rows, form)
 
 
 def rounded(values: torch.Tensor, form: RowFormat | None) -> torch.Tensor:

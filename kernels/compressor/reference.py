@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.cache_rows import encode_rows
+from kernels.hadamard.reference import hadamard
 from kernels.paged_attention.reference import entry_numbers
+from kernels.rms_norm.reference import rms_norm
+from kernels.rotary.reference import rotate_tail_pairs
+
+if TYPE_CHECKING:
+    from kernels.compressor import Finish
 
 
 def pool_rows(
@@ -78,3 +86,13 @@ def write_entries(
     windows = positions_T[closing] // ratio
     numbers = entry_numbers(pages_BP, sequence_T[closing], windows, pool_PND.shape[1])
     pool_PND.flatten(0, 1).index_copy_(0, numbers, entries_TD[closing].to(pool_PND.dtype))
+
+
+def finished(entries_TD: torch.Tensor, finish: Finish) -> torch.Tensor:
+    """Rows as they are stored."""
+    x_TD = entries_TD.to(finish.dtype)
+    x_TD = rms_norm(x_TD, finish.weight_D, finish.eps, None, False).to(finish.dtype)
+    x_TD = rotate_tail_pairs(x_TD[:, None], finish.cos_TF, finish.sin_TF)[:, 0]
+    if finish.rotated:
+        x_TD = hadamard(x_TD)
+    return x_TD if finish.form is None else encode_rows(x_TD, finish.form)

@@ -17,6 +17,13 @@ def decode_rows(rows_TB: torch.Tensor, heads: int) -> torch.Tensor:
     return (values * scale_values(scales)[..., None]).flatten(1)
 
 
+def gather_rows(table_RB: torch.Tensor, ids_Th: torch.Tensor) -> torch.Tensor:
+    known_Th = (ids_Th >= 0) & (ids_Th < table_RB.shape[0])
+    ids_Th = ids_Th.clamp(0, table_RB.shape[0] - 1)
+    rows_ThB = table_RB[ids_Th].masked_fill_(~known_Th[..., None], 0)
+    return decode_rows(rows_ThB.flatten(1), ids_Th.shape[1])
+
+
 def engram_gate(
     streams_TnD: torch.Tensor,
     keys_TnD: torch.Tensor,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import backend
 from kernels.index_pool import reference
 
 # Legend: T packed tokens, B sequences, P pages (of a pool, or of a table), N entries of a page,
@@ -38,7 +39,11 @@ def pool_keys(
     indexer (`index_kpool_compress_gate`, `index_kpool_compress_ape`).
     """
     assert keys_TRD.shape == gates_TRD.shape and keys_TRD.shape[1:] == bias_RD.shape
-    return reference.pool_keys(keys_TRD, gates_TRD, bias_RD)
+    if not backend.uses_triton(keys_TRD):
+        return reference.pool_keys(keys_TRD, gates_TRD, bias_RD)
+    from kernels.index_pool import launch
+
+    return launch.pool_keys(keys_TRD, gates_TRD, bias_RD)
 
 
 def write_pools(
@@ -56,7 +61,12 @@ def write_pools(
     key rounded to the type of `keys`, divided by 2^ceil(log2(max(amax, 1e-4) / 448)), to nearest.
     """
     assert keys_TD.shape[1:] == pool.values.shape[2:]
-    reference.write_pools(
+    if backend.uses_triton(keys_TD):
+        from kernels.index_pool import launch
+
+        at = (page_table_BP, sequence_T, positions_T)
+        return launch.write_pools(keys_TD.contiguous(), pool, *at, ratio)
+    return reference.write_pools(
         keys_TD, pool.values, pool.scale, page_table_BP, sequence_T, positions_T, ratio
     )
 
@@ -77,10 +87,16 @@ def select_pools(
     Of the n = (position + 1) // ratio complete pools the budget // ratio best are taken whole, by
     score sum_h weights_h relu(q_h . K_pool / sqrt(D)) in fp32 with weights fp32 [T, H] of either
     sign; among equal scores (all heads at 0 is one) the earlier pool. The 0 to ratio - 1 tokens
-    behind the last complete pool are always taken. Source: GLM-5.3 DSA indexer.
+    behind the last complete pool are always taken. On a GPU q, and the rotated q, are rounded to
+    bf16. Source: GLM-5.3 DSA indexer.
     """
     assert weights_TH.dtype == torch.float32 and weights_TH.shape == q_THD.shape[:2]
     assert budget % ratio == 0 and q_THD.shape[2] == pool.values.shape[2]
+    if backend.uses_triton(q_THD):
+        from kernels.index_pool import launch
+
+        at = (page_table_BP, sequence_T, positions_T)
+        return launch.select_pools(q_THD, weights_TH, pool, *at, ratio, budget)
     return reference.select_pools(
         q_THD,
         weights_TH,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import backend
 from kernels.cache_rows import RowFormat
 from kernels.lightning_index import reference
 
@@ -43,11 +44,18 @@ def select_entries(
     the lower entry among equals. All of them where there are no more than `top_k`. q of any float
     type, weights fp32 with every factor in them, key g at entry g % N of page
     `pages[b, g // N]` of `pool` [pages, N, D]; with `form` the pool is uint8 and its rows are
-    stored as `kernels.cache_rows` defines. fp32 inside.
-    Source: lightning indexer of DeepSeek-V4.
+    stored as `kernels.cache_rows` defines. fp32 inside; on a GPU q and keys are rounded to bf16
+    first, a power of two of entries makes a page, and where entries are scored, one whose page
+    does not exist is never taken. Source: lightning indexer of DeepSeek-V4.
     """
     assert weights_TH.shape == q_THD.shape[:2] and top_k >= 1
     assert weights_TH.dtype == torch.float32
+    if backend.uses_triton(q_THD):
+        from kernels.lightning_index import launch
+
+        queries = launch.Queries(q_THD.contiguous(), weights_TH, sequence_T, visible_T)
+        stored = launch.Keys(pool_PND, pages_BP, form)
+        return launch.select_entries(queries, stored, top_k, candidates)
     keys = reference.Keys(pool_PND, pages_BP, form)
     return reference.select_entries(
         q_THD, weights_TH, keys, sequence_T, visible_T, top_k, candidates
@@ -73,6 +81,12 @@ def select_candidates(
     Source: candidate source of DeepSeek-V4.1.
     """
     assert weights_TH.shape == q_THD.shape[:2] and top_blocks >= 1 and size >= 1
+    if backend.uses_triton(q_THD):
+        from kernels.lightning_index import launch
+
+        queries = launch.Queries(q_THD.contiguous(), weights_TH, sequence_T, visible_T)
+        stored = launch.Keys(pool_PND, pages_BP, form)
+        return Candidates(launch.select_blocks(queries, stored, size, top_blocks), size)
     keys = reference.Keys(pool_PND, pages_BP, form)
     blocks_TC = reference.select_blocks(
         q_THD, weights_TH, keys, sequence_T, visible_T, size, top_blocks

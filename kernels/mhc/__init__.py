@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels import backend
 from kernels.mhc import reference
+from kernels.rms_norm import rms_norm
 
 # Legend: T tokens, n streams, D hidden, M = (2 + n) n mixing values.
 
@@ -36,9 +38,14 @@ def mhc_mix(
     assert fn_MX.shape == ((2 + n) * n, n * width) and base_M.shape == fn_MX.shape[:1]
     assert scale_3.shape == (3,) and iterations >= 1
     assert fn_MX.dtype == base_M.dtype == scale_3.dtype == torch.float32
-    return reference.mhc_mix(
-        x_TnD, fn_MX, base_M, scale_3, norm_eps, hc_eps, iterations, post_scale
-    )
+    if not backend.uses_triton(x_TnD):
+        return reference.mhc_mix(
+            x_TnD, fn_MX, base_M, scale_3, norm_eps, hc_eps, iterations, post_scale
+        )
+    from kernels.mhc import launch
+
+    mixer = launch.Mixer(fn_MX, base_M, scale_3, norm_eps, hc_eps, iterations, post_scale)
+    return launch.mix(x_TnD, mixer)[1]
 
 
 def mhc_head(
@@ -56,13 +63,21 @@ def mhc_head(
     """
     n, width = x_TnD.shape[1:]
     assert fn_nX.shape == (n, n * width) and base_n.shape == (n,) and scale_1.shape == (1,)
-    return reference.mhc_head(x_TnD, fn_nX, base_n, scale_1, norm_eps, hc_eps)
+    if not backend.uses_triton(x_TnD):
+        return reference.mhc_head(x_TnD, fn_nX, base_n, scale_1, norm_eps, hc_eps)
+    from kernels.mhc import launch
+
+    return launch.mix(x_TnD, launch.Mixer(fn_nX, base_n, scale_1, norm_eps, hc_eps))[1][0]
 
 
 def mhc_collapse(x_TnD: torch.Tensor, pre_Tn: torch.Tensor) -> torch.Tensor:
     """sum_i pre[i] x[i]: fp32 [T, D], streams added in order."""
     assert pre_Tn.shape == x_TnD.shape[:2]
-    return reference.mhc_collapse(x_TnD, pre_Tn)
+    if not backend.uses_triton(x_TnD):
+        return reference.mhc_collapse(x_TnD, pre_Tn)
+    from kernels.mhc import launch
+
+    return launch.collapse(x_TnD, pre_Tn, torch.float32)
 
 
 def mhc_expand(
@@ -71,4 +86,89 @@ def mhc_expand(
     """out[j] = post[j] y + sum_i comb[i, j] x[i]: fp32 [T, n, D]."""
     assert y_TD.shape == (x_TnD.shape[0], x_TnD.shape[2]) and post_Tn.shape == x_TnD.shape[:2]
     assert comb_Tnn.shape == (*post_Tn.shape, post_Tn.shape[1])
-    return reference.mhc_expand(x_TnD, y_TD, post_Tn, comb_Tnn)
+    if not backend.uses_triton(x_TnD):
+        return reference.mhc_expand(x_TnD, y_TD, post_Tn, comb_Tnn)
+    from kernels.mhc import launch
+
+    return launch.expand(x_TnD, y_TD, post_Tn, comb_Tnn, torch.float32)
+
+
+def mhc_pre(
+    x_TnD: torch.Tensor,
+    fn_MX: torch.Tensor,
+    base_M: torch.Tensor,
+    scale_3: torch.Tensor,
+    norm_D: torch.Tensor,
+    *,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+    post_scale: float = 2.0,
+    pre_Tn: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Input of a block and the weights of its sublayer: y [T, D], pre, post and comb.
+
+    y, in the type of x, is the collapse rounded to it, then its RMS norm with the plain weight
+    norm [D] and `norm_eps`. The collapse is weighted with `pre_Tn` fp32 [T, n] where given
+    (DeepSeek-V4.1: that of the sublayer before), else with the `pre` made here. For the others
+    see `mhc_mix`.
+    """
+    if not backend.uses_triton(x_TnD):
+        pre, post, comb = mhc_mix(
+            x_TnD, fn_MX, base_M, scale_3, norm_eps=norm_eps, hc_eps=hc_eps,
+            iterations=iterations, post_scale=post_scale,
+        )  # fmt: skip
+        y_TD = reference.mhc_collapse(x_TnD, pre if pre_Tn is None else pre_Tn).to(x_TnD.dtype)
+        y_TD = rms_norm(y_TD, norm_D, eps=norm_eps, zero_centred=False)
+        return y_TD, pre, post, comb
+    from kernels.mhc import launch
+
+    mixer = launch.Mixer(fn_MX, base_M, scale_3, norm_eps, hc_eps, iterations, post_scale)
+    _, y_TD, weights = launch.pre(x_TnD, mixer, norm_D, pre_Tn)
+    return y_TD, *weights
+
+
+def mhc_post(
+    x_TnD: torch.Tensor, y_TD: torch.Tensor, post_Tn: torch.Tensor, comb_Tnn: torch.Tensor
+) -> torch.Tensor:
+    """`mhc_expand` in the type of x."""
+    assert y_TD.shape == (x_TnD.shape[0], x_TnD.shape[2]) and post_Tn.shape == x_TnD.shape[:2]
+    if not backend.uses_triton(x_TnD):
+        return reference.mhc_expand(x_TnD, y_TD, post_Tn, comb_Tnn).to(x_TnD.dtype)
+    from kernels.mhc import launch
+
+    return launch.expand(x_TnD, y_TD, post_Tn, comb_Tnn, x_TnD.dtype)
+
+
+def mhc_post_pre(
+    x_TnD: torch.Tensor,
+    y_TD: torch.Tensor,
+    post_Tn: torch.Tensor,
+    comb_Tnn: torch.Tensor,
+    fn_MX: torch.Tensor,
+    base_M: torch.Tensor,
+    scale_3: torch.Tensor,
+    norm_D: torch.Tensor,
+    *,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+    post_scale: float = 2.0,
+    pre_Tn: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The end of one sublayer and the start of the next: x' = `mhc_post`, then `mhc_pre` of x'.
+
+    Returns x' [T, n, D] and the four values of `mhc_pre`.
+    """
+    options = {"norm_eps": norm_eps, "hc_eps": hc_eps, "post_scale": post_scale}
+    if not backend.uses_triton(x_TnD):
+        x_TnD = mhc_post(x_TnD, y_TD, post_Tn, comb_Tnn)
+        weights = (fn_MX, base_M, scale_3, norm_D)
+        return x_TnD, *mhc_pre(x_TnD, *weights, iterations=iterations, pre_Tn=pre_Tn, **options)
+    from kernels.mhc import launch
+
+    mixer = launch.Mixer(fn_MX, base_M, scale_3, iterations=iterations, **options)
+    # `pre` of the sublayer that ends is not read.
+    expanded = (y_TD, (post_Tn, post_Tn, comb_Tnn))
+    x_TnD, out_TD, made = launch.pre(x_TnD, mixer, norm_D, pre_Tn, expanded)
+    return x_TnD, out_TD, *made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import backend
 from kernels.qsa_index import reference
 
 # Legend: T packed tokens, B sequences, P pages of a table, N entries of a page, H index heads,
@@ -12,6 +13,10 @@ from kernels.qsa_index import reference
 
 def mean_of_blocks(keys_TRD: torch.Tensor) -> torch.Tensor:
     """Mean over R raw keys, oldest first, summed in fp32: [T, R, D] to [T, D] of the same type."""
+    if backend.uses_triton(keys_TRD):
+        from kernels.qsa_index import launch
+
+        return launch.mean_of_blocks(keys_TRD)
     return reference.mean_of_blocks(keys_TRD)
 
 
@@ -26,9 +31,15 @@ def write_closed_blocks(
     """Store the compressed keys of the tokens that close a block, in place.
 
     Token t closes block positions[t] // ratio when (positions[t] + 1) % ratio is 0; its key
-    keys[t] becomes entry `block` of its sequence's pages. Other rows are ignored.
+    keys[t] becomes entry `block` of its sequence's pages. Other rows are ignored, on a GPU also
+    those whose sequence, position or page is out of range.
     """
     assert keys_TD.shape[1:] == pool_PND.shape[2:]
+    if backend.uses_triton(keys_TD):
+        from kernels.paged_attention.launch import Place, write
+
+        write(keys_TD, pool_PND, Place(page_table_BP, sequence_T, positions_T), ratio)
+        return
     reference.write_closed_blocks(keys_TD, pool_PND, page_table_BP, sequence_T, positions_T, ratio)
 
 
@@ -47,8 +58,17 @@ def select_tokens(
     Of the n = (position + 1) // ratio complete blocks the budget // ratio best are taken whole,
     by score sum_h relu(q_h . K_block) / sqrt(D) in fp32 (ties: the earlier block), and the 0 to
     ratio - 1 tokens behind the last complete block always. Source: Qwen4-Exp QSA indexer.
+
+    On a GPU D and `ratio` are powers of two; among steps with as many tokens and sequences a
+    token's row does not depend on the other tokens.
     """
     assert budget % ratio == 0 and q_THD.shape[2] == pool_PND.shape[2]
+    if backend.uses_triton(q_THD):
+        from kernels.paged_attention.launch import Place
+        from kernels.qsa_index import launch
+
+        place = Place(page_table_BP, sequence_T, positions_T)
+        return launch.select_tokens(q_THD.contiguous(), pool_PND, place, ratio, budget)
     return reference.select_tokens(
         q_THD, pool_PND, page_table_BP, sequence_T, positions_T, ratio, budget
     )

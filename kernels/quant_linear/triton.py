@@ -43,7 +43,7 @@ def _scale_fp32(pointers, mask, SHIFT: tl.constexpr, FACTOR: tl.constexpr, E8M0:
 
 
 @triton.jit
-def _finish(y, partial, counters, value, offsets, mask, size, tile, split, SPLIT: tl.constexpr):
+def finish(y, partial, counters, value, offsets, mask, size, tile, split, SPLIT: tl.constexpr):
     """Store a tile, or add up the tiles of all splits in the order of the splits.
 
     The program that comes last adds, so the order of the sum never depends on the order of the
@@ -116,6 +116,58 @@ def _word_products(words, x_tile, FORMAT: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def vector_product(
+    x, words, scales, zeros, rows, row_mask, K, first, stop,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
+    ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, BKB: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """fp32 [BN]: the weights' `rows` times x [K], over the steps `first` to `stop` of BKB bytes."""
+    W: tl.constexpr = BKB // 4
+    U: tl.constexpr = BKB // 16
+    BK: tl.constexpr = BKB if FORMAT == FP8_ else 2 * BKB
+    SHIFT: tl.constexpr = 30 if FORMAT == FP8_ else (26 if FORMAT == MXFP4_ else 49)
+    FACTOR: tl.constexpr = 2.0**SHIFT
+    KB = K if FORMAT == FP8_ else K // 2
+    w = tl.arange(0, W)
+    unit = tl.arange(0, U)
+    k = tl.arange(0, BK)
+    KG = tl.cdiv(KB, GROUP)
+    stride = KB // 4 if FORMAT == FP8_ else tl.multiple_of(KB // 4, 4)
+    row_words = words + rows.to(tl.int64)[:, None] * stride
+    row_scales = (rows // BLOCK_N).to(tl.int64)[:, None] * KG
+    acc = tl.zeros((BN, U), tl.float32)
+    for step in tl.range(first, stop, num_stages=STAGES):
+        word_mask = row_mask[:, None]
+        scale_mask = row_mask[:, None]
+        group = (step * BKB + 16 * unit) // GROUP
+        if not EVEN:
+            word_mask = word_mask & (step * W + w < stride)[None, :]
+            scale_mask = scale_mask & (group < KG)[None, :]
+        codes = tl.load(row_words + (step * W + w)[None, :], mask=word_mask, other=0)
+        scale_at = row_scales + group[None, :]
+        s = _scale_fp32(scales + scale_at, scale_mask, SHIFT, FACTOR, E8M0)
+        if ASYMMETRIC:
+            zero = tl.load(zeros + scale_at, mask=scale_mask, other=0).to(tl.float32)
+        # x last: the barriers of its change of layout keep the loads above together at the start.
+        if EVEN:
+            x_tile = tl.load(x + step * BK + k).to(tl.float32)
+        else:
+            x_tile = tl.load(x + step * BK + k, mask=step * BK + k < K, other=0.0).to(tl.float32)
+        sums = _word_products(codes, x_tile, FORMAT, W)
+        sums = tl.sum(tl.reshape(sums, (BN, U, 4)), 2)
+        if FORMAT == INT4_:
+            # In the unit of the sums, 2^-49.
+            offset = tl.sum(tl.reshape(x_tile, (U, 32)), 1) * 2.0**-49
+            if ASYMMETRIC:
+                sums -= zero * offset[None, :]
+            else:
+                sums -= (8.0 * offset)[None, :]
+        acc += s * sums
+    return tl.sum(acc, 1)
+
+
+@triton.jit
 def matrix_vector(
     x, words, scales, zeros, y, partial, counters, N, K,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
@@ -127,51 +179,19 @@ def matrix_vector(
     words are the code bytes as int32; a thread reads 16 bytes of a row at a time, and a scale is
     applied once for them. Two to four instructions a weight, none of them a conversion.
     """
-    W: tl.constexpr = BKB // 4
-    U: tl.constexpr = BKB // 16
-    BK: tl.constexpr = BKB if FORMAT == FP8_ else 2 * BKB
-    SHIFT: tl.constexpr = 30 if FORMAT == FP8_ else (26 if FORMAT == MXFP4_ else 49)
-    FACTOR: tl.constexpr = 2.0**SHIFT
     tile = tl.program_id(0)
     split = tl.program_id(1)
     rows = tile * BN + tl.arange(0, BN)
     row_mask = rows < N
     KB = K if FORMAT == FP8_ else K // 2
-    w = tl.arange(0, W)
-    unit = tl.arange(0, U)
-    k = tl.arange(0, BK)
-    KG = tl.cdiv(KB, GROUP)
-    stride = KB // 4 if FORMAT == FP8_ else tl.multiple_of(KB // 4, 4)
-    row_words = words + rows.to(tl.int64)[:, None] * stride
-    row_scales = (rows // BLOCK_N).to(tl.int64)[:, None] * KG
-    acc = tl.zeros((BN, U), tl.float32)
     steps = tl.cdiv(tl.cdiv(KB, BKB), SPLIT)
     first = split * steps
-    for step in tl.range(first, tl.minimum(first + steps, tl.cdiv(KB, BKB)), num_stages=STAGES):
-        word_mask = row_mask[:, None]
-        scale_mask = row_mask[:, None]
-        group = (step * BKB + 16 * unit) // GROUP
-        if EVEN:
-            x_tile = tl.load(x + step * BK + k).to(tl.float32)
-        else:
-            x_tile = tl.load(x + step * BK + k, mask=step * BK + k < K, other=0.0).to(tl.float32)
-            word_mask = word_mask & (step * W + w < KB // 4)[None, :]
-            scale_mask = scale_mask & (group < KG)[None, :]
-        codes = tl.load(row_words + (step * W + w)[None, :], mask=word_mask, other=0)
-        scale_at = row_scales + group[None, :]
-        s = _scale_fp32(scales + scale_at, scale_mask, SHIFT, FACTOR, E8M0)
-        sums = _word_products(codes, x_tile, FORMAT, W)
-        sums = tl.sum(tl.reshape(sums, (BN, U, 4)), 2)
-        if FORMAT == INT4_:
-            # In the unit of the sums, 2^-49.
-            offset = tl.sum(tl.reshape(x_tile, (U, 32)), 1) * 2.0**-49
-            if ASYMMETRIC:
-                zero = tl.load(zeros + scale_at, mask=scale_mask, other=0).to(tl.float32)
-                sums -= zero * offset[None, :]
-            else:
-                sums -= (8.0 * offset)[None, :]
-        acc += s * sums
-    _finish(y, partial, counters, tl.sum(acc, 1), rows, row_mask, N, tile, split, SPLIT)
+    value = vector_product(
+        x, words, scales, zeros, rows, row_mask, K, first,
+        tl.minimum(first + steps, tl.cdiv(KB, BKB)), FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC,
+        EVEN, BN, BKB, STAGES,
+    )  # fmt: skip
+    finish(y, partial, counters, value, rows, row_mask, N, tile, split, SPLIT)
 
 
 @triton.jit
@@ -191,40 +211,23 @@ def _spread(groups, BN: tl.constexpr, GROUPS: tl.constexpr, BYTES: tl.constexpr)
     return tl.reshape(wide, (BN, GROUPS * BYTES))
 
 
-@triton.jit(do_not_specialize=["M"])
-def matrix_matrix(
-    x, codes, scales, zeros, y, partial, counters, M, N, K,
+@triton.jit
+def matrix_product(
+    row_x, row_mask, codes, scales, zeros, columns, column_mask, K, first, stop,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
     ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BKB: tl.constexpr, SPLIT: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
+    BKB: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """y[M, N] = x[M, K] W^T with bf16 operands and fp32 sums.
-
-    SCALE_WEIGHT: the scale multiplies the weight in bf16 (one rounding unless it is a power of
-    two), else it multiplies the fp32 sum of each group, which then must span BKB.
+    """fp32 [BM, BN]: the rows of x at `row_x` [BM, 1] times the weights' rows `columns` [BN], over
+    the bytes `first` to `stop` of a row of weights.
     """
-    tiles_m = tl.cdiv(M, BM)
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
-    # Programs that run at the same time share rows of weights: M fastest within 8 tiles of N.
-    tiles_n = tl.cdiv(N, BN)
-    band = tile // (8 * tiles_m)
-    width = tl.minimum(tiles_n - 8 * band, 8)
-    within = tile % (8 * tiles_m)
-    rows = (within // width) * BM + tl.arange(0, BM)
-    columns = (8 * band + within % width) * BN + tl.arange(0, BN)
-    row_mask = rows[:, None] < M
-    column_mask = columns < N
-    KB = K if FORMAT == FP8_ else K // 2
+    KB = K if FORMAT == FP8_ else tl.multiple_of(K // 2, 16)
     KG = tl.cdiv(KB, GROUP)
     c = tl.arange(0, BKB)
-    row_x = x + rows.to(tl.int64)[:, None] * K
     row_codes = codes + columns.to(tl.int64)[:, None] * KB
     row_scales = (columns // BLOCK_N).to(tl.int64) * KG
     acc = tl.zeros((BM, BN), tl.float32)
-    steps = tl.cdiv(tl.cdiv(KB, BKB), SPLIT)
-    first = split * steps * BKB
-    for kb in range(first, tl.minimum(first + steps * BKB, KB), BKB):
+    for kb in range(first, stop, BKB):
         weight_mask = column_mask[:, None]
         if not EVEN:
             weight_mask = weight_mask & (kb + c < KB)[None, :]
@@ -283,7 +286,43 @@ def matrix_matrix(
                 part = tl.dot(x_low, tl.trans(low))
                 part = tl.dot(x_high, tl.trans(high), part)
                 acc += part * s[None, :]
+    return acc
+
+
+@triton.jit(do_not_specialize=["M"])
+def matrix_matrix(
+    x, codes, scales, zeros, y, partial, counters, M, N, K,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
+    ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BKB: tl.constexpr, SPLIT: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """y[M, N] = x[M, K] W^T with bf16 operands and fp32 sums.
+
+    SCALE_WEIGHT: the scale multiplies the weight in bf16 (one rounding unless it is a power of
+    two), else it multiplies the fp32 sum of each group, which then must span BKB.
+    """
+    tiles_m = tl.cdiv(M, BM)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # Programs that run at the same time share rows of weights: M fastest within 8 tiles of N.
+    tiles_n = tl.cdiv(N, BN)
+    band = tile // (8 * tiles_m)
+    width = tl.minimum(tiles_n - 8 * band, 8)
+    within = tile % (8 * tiles_m)
+    rows = (within // width) * BM + tl.arange(0, BM)
+    columns = (8 * band + within % width) * BN + tl.arange(0, BN)
+    row_mask = rows[:, None] < M
+    column_mask = columns < N
+    KB = K if FORMAT == FP8_ else K // 2
+    row_x = x + rows.to(tl.int64)[:, None] * K
+    steps = tl.cdiv(tl.cdiv(KB, BKB), SPLIT)
+    first = split * steps * BKB
+    acc = matrix_product(
+        row_x, row_mask, codes, scales, zeros, columns, column_mask, K, first,
+        tl.minimum(first + steps * BKB, KB), FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BM,
+        BN, BKB, SCALE_WEIGHT, PTX,
+    )  # fmt: skip
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
     size = M.to(tl.int64) * N
     mask = row_mask & column_mask[None, :]
-    _finish(y, partial, counters, acc, offsets, mask, size, tile, split, SPLIT)
+    finish(y, partial, counters, acc, offsets, mask, size, tile, split, SPLIT)

@@ -13,7 +13,9 @@ from kernels.quant_linear.triton import FP8, INT4, MXFP4, matrix_matrix, matrix_
 
 # Whole tiles of any configuration: served matrices have such widths.
 ROW_BYTES = 4096
-TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8"}
+TRITON_TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8",
+}  # fmt: skip
 
 
 def _layout(
@@ -28,9 +30,12 @@ LAYOUTS = (
     _layout(FP8, "fp8", torch.float32, 128, 128, zero=False),
     _layout(FP8, "fp8", torch.bfloat16, 128, 128, zero=False),
     _layout(FP8, "fp8", torch.uint8, 128, 128, zero=False),
+    _layout(FP8, "fp8", torch.uint8, 32, 32, zero=False),
     _layout(INT4, "int4", torch.bfloat16, 64, 1, zero=False),
     _layout(INT4, "int4", torch.bfloat16, 64, 1, zero=True),
+    _layout(INT4, "int4", torch.float16, 64, 1, zero=True),
     _layout(INT4, "int4", torch.bfloat16, 16, 1, zero=False),
+    _layout(INT4, "int4", torch.bfloat16, 16, 1, zero=True),
     _layout(MXFP4, "mxfp4", torch.uint8, 16, 1, zero=False),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import backend
 from kernels.rms_norm import reference
 
 
@@ -25,8 +26,12 @@ def rms_norm(
     """
     assert weight is None or weight.shape == x.shape[-1:]
     assert group_size is None or x.shape[-1] % group_size == 0
-    y = reference.rms_norm(x, weight, eps, group_size, zero_centred)
-    return y.to(out_dtype or x.dtype)
+    dtype = out_dtype or x.dtype
+    if not backend.uses_triton(x):
+        return reference.rms_norm(x, weight, eps, group_size, zero_centred).to(dtype)
+    from kernels.rms_norm import launch
+
+    return launch.rms_norm(x, weight, eps, group_size, zero_centred, dtype)
 
 
 def rms_norm_gated(
@@ -39,4 +44,8 @@ def rms_norm_gated(
     """
     assert x.shape == gate.shape and x.shape[-1] == weight.shape[-1]
     assert gate_type in ("silu", "sigmoid")
-    return reference.rms_norm_gated(x, gate, weight, eps, gate_type).to(gate.dtype)
+    if not backend.uses_triton(x):
+        return reference.rms_norm_gated(x, gate, weight, eps, gate_type).to(gate.dtype)
+    from kernels.rms_norm import launch
+
+    return launch.rms_norm_gated(x, gate, weight, eps, gate_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels import backend
 from kernels.rotary import reference
 
 
@@ -17,7 +18,11 @@ def rotary_angles(
     """
     assert inverse_frequencies_F.dtype == torch.float32
     positions = positions if positions.dim() == 2 else positions[:, None]
-    return reference.rotary_angles(positions, inverse_frequencies_F, scaling)
+    if not backend.uses_triton(positions):
+        return reference.rotary_angles(positions, inverse_frequencies_F, scaling)
+    from kernels.rotary import launch
+
+    return launch.rotary_angles(positions, inverse_frequencies_F, scaling)
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor) -> torch.Tensor:
@@ -27,7 +32,11 @@ def apply_rotary(x_THD: torch.Tensor, cos_TF: torch.Tensor, sin_TF: torch.Tensor
     """
     assert x_THD.dim() == 3 and x_THD.shape[-1] >= 2 * cos_TF.shape[-1]
     assert x_THD.shape[0] == cos_TF.shape[0] and cos_TF.shape == sin_TF.shape
-    return reference.apply_rotary(x_THD, cos_TF, sin_TF)
+    if not backend.uses_triton(x_THD):
+        return reference.apply_rotary(x_THD, cos_TF, sin_TF)
+    from kernels.rotary import launch
+
+    return launch.apply_rotary(x_THD, cos_TF, sin_TF)
 
 
 def rotate_tail_pairs(
@@ -40,4 +49,8 @@ def rotate_tail_pairs(
     """
     assert x_THD.dim() == 3 and x_THD.shape[-1] >= 2 * cos_TF.shape[-1]
     assert x_THD.shape[0] == cos_TF.shape[0] and cos_TF.shape == sin_TF.shape
-    return reference.rotate_tail_pairs(x_THD, cos_TF, -sin_TF if inverse else sin_TF)
+    if not backend.uses_triton(x_THD):
+        return reference.rotate_tail_pairs(x_THD, cos_TF, -sin_TF if inverse else sin_TF)
+    from kernels.rotary import launch
+
+    return launch.rotate_tail_pairs(x_THD, cos_TF, sin_TF, inverse=inverse)

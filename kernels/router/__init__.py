@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from kernels import backend
 from kernels.router import reference
 
 # Legend: T tokens, E experts, k experts of a token.
@@ -38,6 +39,14 @@ def route_scores(
     assert logits_TE.dtype == torch.float32 and bias_E.shape[-1] == experts
     assert top_k <= experts // groups * top_groups and 1 <= top_groups <= groups
     assert experts % groups == 0 and (groups == 1 or experts // groups >= 2)
+    if backend.uses_triton(logits_TE):
+        from kernels.router import launch
+
+        values = launch.constants(
+            experts, launch.SCORING[scoring], top_k, normalise, groups, top_groups
+        )
+        bias = bias_E.float().contiguous()
+        return launch.route_scores(logits_TE.contiguous(), bias, values, eps, scale)
     ids_Tk = reference.choose(logits_TE, scoring, bias_E, top_k, groups, top_groups)
     weights_Tk = reference.weights_of(logits_TE, ids_Tk, scoring, normalise, eps, scale)
     return ids_Tk, weights_Tk
@@ -57,4 +66,10 @@ def weights_of(
     The scores of `ids`, divided by their sum + eps where `normalise`, times `scale`.
     """
     assert logits_TE.dtype == torch.float32 and ids_Tk.shape[0] == logits_TE.shape[0]
+    if backend.uses_triton(logits_TE):
+        from kernels.router import launch
+
+        return launch.weights_of(
+            logits_TE.contiguous(), ids_Tk.contiguous(), scoring, normalise, eps, scale
+        )
     return reference.weights_of(logits_TE, ids_Tk, scoring, normalise, eps, scale)

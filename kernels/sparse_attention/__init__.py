@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from kernels import backend
 from kernels.cache_rows import RowFormat
 from kernels.sparse_attention import reference
+
+if TYPE_CHECKING:
+    from kernels.split_keys import Partials
 
 # Legend: T packed tokens, B sequences, P pages of a table, N rows of a page, H query heads,
 # D head dim, S selected entries.
@@ -55,6 +60,7 @@ def sparse_attention(
     *,
     scale: float,
     entries: Entries | None = None,
+    partials: Partials | None = None,
 ) -> torch.Tensor:
     """softmax with a sink over window rows and entries, all of them keys and values: [T, H, D].
 
@@ -64,9 +70,19 @@ def sparse_attention(
     fp32 [H] are not scaled. fp32 inside; returned in the type of q. Rows and entries of the
     step's own tokens must be in the pools. The pools of the two key sets may belong to any layer.
     Source: DeepSeek-V4 sparse attention.
+
+    On a GPU queries, rows and weights are rounded to bf16, numbers out of range are left out, and
+    a token's result depends on its own keys and, through the number of splits, on T; equal calls
+    give equal bits. `partials` hold what splits keep; without them a split launch allocates.
     """
     assert q_THD.shape[2] == window.width and sinks_H.shape == q_THD.shape[1:2]
     assert first_T.shape == last_T.shape == sequence_T.shape == q_THD.shape[:1]
-    return reference.sparse_attention(
-        q_THD, window, first_T, last_T, sequence_T, sinks_H, scale, entries
-    )
+    if not backend.uses_triton(q_THD):
+        return reference.sparse_attention(
+            q_THD, window, first_T, last_T, sequence_T, sinks_H, scale, entries
+        )
+    from kernels.sparse_attention import launch
+
+    q_THD = q_THD.contiguous()
+    asked = launch.Question(q_THD, sequence_T, scale, sinks_H, first_T, last_T)
+    return launch.attend(asked, window, entries, torch.empty_like(q_THD), partials)

@@ -20,9 +20,10 @@ from services.gateway.conversation import (
     tool_name,
 )
 from services.gateway.errors import bad_request
-from services.gateway.extra_tokens import bad_word_tokens
+from services.gateway.extra_tokens import bad_word_tokens, framed
 from services.gateway.generation import EventStream
 from services.gateway.identity import engine_request_id, fingerprint
+from services.gateway.origins import FieldNames
 from services.gateway.plan import GenerationPlan, Prompt
 from services.gateway.respond import Writer
 from services.gateway.sampling import (
@@ -46,8 +47,15 @@ class ChatJob:
 
     id_prefix = "chatcmpl-"
 
-    def __init__(self, request: ChatRequest, request_id: str, state: GatewayState) -> None:
+    def __init__(
+        self,
+        request: ChatRequest,
+        request_id: str,
+        state: GatewayState,
+        names: FieldNames | None = None,
+    ) -> None:
         self._request = request
+        self.names = names
         self._request_id = request_id
         self.state = state
         self.streaming = bool(request.stream)
@@ -57,8 +65,8 @@ class ChatJob:
     async def prepare(self) -> Sequence[GenerationPlan]:
         """Check, render, resolve."""
         request, state = self._request, self.state
-        facts = await state.facts()
-        self.meter.model = state.check_model(request.model)
+        facts = await state.facts(request.model)
+        self.meter.model = facts.served_as
         self.envelope = Envelope(
             f"{self.id_prefix}{self._request_id}",
             int(time.time()),
@@ -191,4 +199,6 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
     images = tuple(answer.images)
     end = answer.reasoning_end_token_id if answer.HasField("reasoning_end_token_id") else None
     prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos, images, end)
+    if request.add_special_tokens:
+        prompt = await framed(prompt, state.tokenizers)
     return truncate(request, prompt, facts)

@@ -17,6 +17,7 @@ from services.gateway.completion_writers import (
 from services.gateway.extra_tokens import bad_word_tokens, filled_middle
 from services.gateway.generation import EventStream
 from services.gateway.identity import engine_request_id, fingerprint
+from services.gateway.origins import FieldNames
 from services.gateway.plan import GenerationPlan, Prompt
 from services.gateway.respond import Writer
 from services.gateway.sampling import (
@@ -42,6 +43,8 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionJob:
     """One completion request of one or more prompts."""
 
+    names: FieldNames | None = None
+
     def __init__(self, request: CompletionRequest, request_id: str, state: GatewayState) -> None:
         self._request = request
         self._request_id = request_id
@@ -54,8 +57,8 @@ class CompletionJob:
     async def prepare(self) -> Sequence[GenerationPlan]:
         """Check, encode, resolve; choices are numbered prompt by prompt."""
         request, state = self._request, self._state
-        facts = await state.facts()
-        self.meter.model = state.check_model(request.model)
+        facts = await state.facts(request.model)
+        self.meter.model = facts.served_as
         self._envelope = Envelope(
             f"cmpl-{self._request_id}", int(time.time()), self.meter.model, fingerprint(facts)
         )

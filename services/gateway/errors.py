@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ _BY_REASON: dict[int, tuple[int, str]] = {
     _R.ERROR_REASON_UNSUPPORTED: (501, NOT_SUPPORTED),
 }
 _IMAGES = "images"
+_INDEX = re.compile(r"\[(\d+)\]")
 _ENGINE_GROUPS = frozenset({"sampling", "stopping", "output"})
 _RETRY_LATER = frozenset({_R.ERROR_REASON_QUEUE_FULL, _R.ERROR_REASON_POOL_EXHAUSTED})
 
@@ -136,6 +138,7 @@ def _client_field(field: str) -> str:
     """The name of an engine's field as HTTP requests have it: `sampling.top_p` -> `top_p`."""
     if field.startswith(_IMAGES):
         return "messages"
+    field = _INDEX.sub(r".\1", field)
     group, dot, name = field.partition(".")
     return name if dot and group in _ENGINE_GROUPS else field
 

@@ -16,6 +16,7 @@ from services.gateway.events import Event
 from services.gateway.generation import EventStream
 from services.gateway.messages.errors import error_response
 from services.gateway.meter import RequestMeter
+from services.gateway.origins import FieldNames
 from services.gateway.plan import GenerationPlan
 from services.gateway.queue import Place
 from services.gateway.state import GatewayState
@@ -56,6 +57,7 @@ class Job(Protocol):
 
     streaming: bool
     meter: RequestMeter
+    names: FieldNames | None  # where the request was made from one of another interface
 
     async def prepare(self) -> Sequence[GenerationPlan]:
         """Render or encode the prompts and resolve every parameter; raises ApiError."""
@@ -104,7 +106,9 @@ class GenerationResponse(Response):
         try:
             await self._generate(send)
         except Exception as error:
-            await self._fail(to_api_error(error), scope, receive, send)
+            found = to_api_error(error)
+            names = self._job.names
+            await self._fail(names.rename(found) if names else found, scope, receive, send)
 
     async def _generate(self, send: Send) -> None:
         job = self._job

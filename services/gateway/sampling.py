@@ -24,6 +24,7 @@ class ModelFacts:
     """What requests are checked against."""
 
     name: str
+    served_as: str  # the name that answers give
     fingerprint: str
     vocab_size: int
     max_model_len: int

@@ -90,8 +90,12 @@ class GatewayState:
         """A meter for a request that begins now."""
         return RequestMeter(self.metrics)
 
-    async def facts(self) -> ModelFacts:
-        """What the served model allows; waits for an engine and a tokenizer as requests do."""
+    async def facts(self, asked: str | None = None) -> ModelFacts:
+        """What the model that a request asks for allows; None: any.
+
+        Waits for an engine and a tokenizer as requests do. Raises ApiError 404 for a model that is
+        not served.
+        """
         await self.engines.set.pick(lambda _: 0.0)
         await self.tokenizers.set.pick(lambda _: 0.0)
         info = self.engines.info
@@ -99,6 +103,7 @@ class GatewayState:
             raise ApiError(503, "ServiceUnavailableError", "No engine is serving at the moment.")
         return ModelFacts(
             name=info.model.name,
+            served_as=self._name_of(asked),
             fingerprint=info.model.fingerprint,
             vocab_size=info.model.vocab_size,
             max_model_len=info.model.max_model_len,
@@ -117,8 +122,7 @@ class GatewayState:
         merged = {**of_checkpoint(found), **self.config.generation_overrides}
         return {name: value for name, value in merged.items() if value is not None}
 
-    def check_model(self, asked: str | None) -> str:
-        """The name to answer with; ApiError 404 for a model that is not served."""
+    def _name_of(self, asked: str | None) -> str:
         names = self.model_names
         if asked and asked not in names:
             message = f"The model `{shorten(asked)}` does not exist."

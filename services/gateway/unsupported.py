@@ -32,7 +32,6 @@ COMMON: Mapping[str, Harmless] = {
 }
 CHAT: Mapping[str, Harmless] = {
     "logprob_token_ids": _absent,
-    "add_special_tokens": _off,
     "audio": _absent,
     "functions": lambda value: not value,
     "function_call": lambda value: value in (None, "none", "auto"),

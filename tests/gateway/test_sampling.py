@@ -13,7 +13,7 @@ from tests.gateway.vocabulary import EOS
 
 
 def facts(**defaults: Any) -> ModelFacts:
-    return ModelFacts("m", "f", 300, 512, defaults, 20)
+    return ModelFacts("m", "m", "f", 300, 512, defaults, 20)
 
 
 @pytest.mark.parametrize(

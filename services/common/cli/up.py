@@ -26,6 +26,7 @@ from services.common.cli.base import UserError, add_project, say
 from services.common.supervisor.compose_file import ComposeError, load_services, variable_names
 from services.common.supervisor.orphans import end_orphans
 from services.common.supervisor.scale import (
+    compose_override,
     metrics_targets,
     parse_scale,
     scaled,
@@ -88,7 +89,7 @@ def run_up(arguments: argparse.Namespace) -> int:
     counts = _scale(arguments)
     if arguments.docker:
         url = _url(arguments.host, arguments.port)
-        return _containers(arguments.project, url, variables)
+        return _containers(arguments.project, url, variables, counts)
     paths = StackPaths.of(arguments.project)
     running = StackState.read(paths.file)
     if running is not None and running.alive:
@@ -102,14 +103,11 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 
 def _scale(arguments: argparse.Namespace) -> dict[str, int]:
-    """How many instances are asked for. Containers get theirs from a file of their own."""
+    """How many instances are asked for."""
     try:
-        counts = parse_scale(arguments.scale)
+        return parse_scale(arguments.scale)
     except ValueError as error:
         raise UserError(f"--scale {error}") from error
-    if arguments.docker and counts:
-        raise UserError("--scale is for local processes; docs/operations.md shows it in containers")
-    return counts
 
 
 def _make_writable(folder: Path) -> None:
@@ -136,26 +134,40 @@ def _url(host: str, port: int) -> str:
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
-def _containers(project: str, url: str, variables: dict[str, str]) -> int:
+def _containers(project: str, url: str, variables: dict[str, str], counts: dict[str, int]) -> int:
     """Start the containers, which go on running, and wait until all are healthy."""
-    code = run_compose(project, "up", "--detach", "--wait", "--build", variables=variables)
+    program = _compose(project, *_override(project, variables, counts))
+    # Orphans: instances of an earlier start with a higher count.
+    command = [*program, "up", "--detach", "--wait", "--build", "--remove-orphans"]
+    code = subprocess.run(command, env=variables, check=False).returncode
     if code == 0:
-        _require_containers(project, variables)
+        _require_containers(program, variables)
         say(f"ready at {url}\n{_example(url)}")
     return code
 
 
-def _require_containers(project: str, variables: dict[str, str]) -> None:
+def _override(project: str, variables: dict[str, str], counts: dict[str, int]) -> list[Path]:
+    """A second compose file where some services run several times."""
+    if not any(count > 1 for count in counts.values()):
+        return []
+    services = load_services(COMPOSE_FILE, variables)
+    folder = StackPaths.of(project).state
+    _make_writable(folder)
+    file = folder / "scale.json"  # JSON is YAML
+    file.write_text(json.dumps(compose_override(services, counts, COMPOSE_FILE), indent=1))
+    return [file]
+
+
+def _require_containers(program: list[str], variables: dict[str, str]) -> None:
     """Raise UserError where compose says that all went well and an image was not built."""
-    wanted = _services(project, variables, "config", "--services")
-    running = _services(project, variables, "ps", "--services", "--status", "running")
+    wanted = _services(program, variables, "config", "--services")
+    running = _services(program, variables, "ps", "--services", "--status", "running")
     if missing := sorted(wanted - running):
         raise UserError(f"not running: {', '.join(missing)}; the output above says why")
 
 
-def _services(project: str, variables: dict[str, str], *command: str) -> set[str]:
-    program = [*_compose(project), *command]
-    return set(subprocess.check_output(program, env=variables, text=True).split())
+def _services(program: list[str], variables: dict[str, str], *command: str) -> set[str]:
+    return set(subprocess.check_output([*program, *command], env=variables, text=True).split())
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
@@ -259,7 +271,7 @@ def _detach(paths: StackPaths) -> int:
 def run_down(arguments: argparse.Namespace) -> int:
     """Stop the stack and wait until all its processes are gone."""
     if arguments.docker:
-        return run_compose(arguments.project, "down", "--volumes")
+        return run_compose(arguments.project, "down", "--volumes", "--remove-orphans")
     state = StackState.read(StackPaths.of(arguments.project).file)
     if state is None or not state.alive:
         raise UserError("nothing is running")
@@ -288,8 +300,9 @@ def run_compose(project: str, *command: str, variables: dict[str, str] | None = 
     return subprocess.run(program, env=environment, check=False).returncode
 
 
-def _compose(project: str) -> list[str]:
-    return [*compose_command(), "--file", str(COMPOSE_FILE), "--project-name", project]
+def _compose(project: str, *overrides: Path) -> list[str]:
+    files = [word for file in (COMPOSE_FILE, *overrides) for word in ("--file", str(file))]
+    return [*compose_command(), *files, "--project-name", project]
 
 
 def compose_command() -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from services.common.grpc_client import socket_target
 from services.common.supervisor.compose_file import ServiceSpec
@@ -94,6 +95,39 @@ def _with_addresses(
         gateway = services["gateway"]
         services["gateway"] = replace(gateway, environment={**gateway.environment, **addresses})
     return services
+
+
+def compose_override(
+    services: Mapping[str, ServiceSpec], counts: Mapping[str, int], file: Path
+) -> dict[str, Any]:
+    """The compose document that is read after `file` and runs services several times.
+
+    `services` are those of `file`. The first instance keeps the service's name; each further one
+    extends it, answers to its name on the network, and has its own socket on the run volume.
+    """
+    run_dir = Path(services["gateway"].environment["WARHORSE_RUN_DIR"])
+    several = {name: count for name, count in counts.items() if count > 1}
+    made = scaled(services, several, run_dir)
+    further = {f"{n}-{i}": n for n, count in several.items() for i in range(1, count)}
+    document: dict[str, Any] = {
+        instance: _further(made[instance], name, file) for instance, name in further.items()
+    }
+    addresses = {f"WARHORSE_{name.upper()}_ADDRESS" for name in several}
+    gateway = made["gateway"]
+    document["gateway"] = {
+        "environment": {key: gateway.environment[key] for key in sorted(addresses)},
+        "depends_on": {i: {"condition": gateway.depends_on[i]} for i in further},
+    }
+    return {"services": document}
+
+
+def _further(spec: ServiceSpec, service: str, file: Path) -> dict[str, Any]:
+    return {
+        "extends": {"file": str(file), "service": service},
+        "environment": {"WARHORSE_INSTANCE": spec.name},
+        "healthcheck": {"test": ["CMD", *spec.health.command]},
+        "networks": {"default": {"aliases": [service]}},
+    }
 
 
 def with_metrics_ports(services: Mapping[str, ServiceSpec]) -> dict[str, ServiceSpec]:

@@ -16,7 +16,21 @@ from services.gateway.messages.schema import (
     CountRequest,
     MessagesRequest,
 )
+from services.gateway.origins import ORIGIN, FieldNames
 
+NAMES = FieldNames(
+    messages="messages",
+    image="source",
+    fields={
+        "stop": "stop_sequences",
+        "user": "metadata.user_id",
+        "reasoning_effort": "output_config.effort",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "response_format": "output_config.format",
+        "response_format.json_schema": "output_config.format",
+        "response_format.json_schema.schema": "output_config.format.schema",
+    },
+)
 # Claude Code puts a hash that changes with every request here, which would defeat prefix caches.
 _BILLING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -69,16 +83,20 @@ def _output(request: CountRequest) -> dict[str, Any]:
 
 
 def _conversation(request: CountRequest) -> Iterator[dict[str, Any]]:
-    system = [b for b in request.system or () if not (b.text or "").startswith(_BILLING)]
+    system = [
+        _part(f"system.{i}", block)
+        for i, block in enumerate(request.system or ())
+        if not (block.text or "").startswith(_BILLING)
+    ]
     if system:
-        yield {"role": "system", "content": [_part(f"system.{i}", b) for i, b in enumerate(system)]}
+        yield {"role": "system", "content": system, ORIGIN: "system"}
     for index, message in enumerate(request.messages):
         yield from _turn(f"messages.{index}", message)
 
 
 def _turn(path: str, message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     """A turn of the user may hold tool results, each a message of its own in front of the rest."""
-    turn: dict[str, Any] = {"role": message.role, "content": []}
+    turn: dict[str, Any] = {"role": message.role, "content": [], ORIGIN: path}
     for index, block in enumerate(message.content):
         where = f"{path}.content.{index}"
         match block.type:
@@ -92,7 +110,7 @@ def _turn(path: str, message: AnthropicMessage) -> Iterator[dict[str, Any]]:
                 continue
             case _:
                 turn["content"].append(_part(where, block))
-    if turn["content"] or len(turn) > 2:
+    if turn["content"] or len(turn) > 3:
         yield turn
 
 
@@ -102,7 +120,8 @@ def _result(path: str, block: Block) -> dict[str, Any]:
         for i, b in enumerate(block.content or ())
         if b.type not in _SILENT
     ]
-    return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": parts or ""}
+    turn = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": parts or ""}
+    return turn | {ORIGIN: path}
 
 
 def _call(path: str, block: Block) -> dict[str, Any]:
@@ -114,9 +133,10 @@ def _call(path: str, block: Block) -> dict[str, Any]:
 
 def _part(path: str, block: Block) -> dict[str, Any]:
     if block.type == "text" and block.text is not None:
-        return {"type": "text", "text": block.text}
+        return {"type": "text", "text": block.text, ORIGIN: path}
     if block.type == "image" and block.source is not None:
-        return {"type": "image_url", "image_url": {"url": _image_url(path, block)}}
+        image = {"url": _image_url(path, block)}
+        return {"type": "image_url", "image_url": image, ORIGIN: path}
     if block.type in ("text", "image"):
         field = "text" if block.type == "text" else "source"
         raise bad_request(f"`{path}.{field}` is required.", f"{path}.{field}")

@@ -31,7 +31,10 @@ def is_messages_path(path: str) -> bool:
 def error_body(error: ApiError) -> dict[str, Any]:
     """`{"type": "error", "error": {"type", "message"}}`."""
     kind = _TYPES.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = error.message
+    if error.param and error.param not in message:  # the shape has no place of its own for it
+        message = f"{error.param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def error_response(error: ApiError, path: str) -> Response:

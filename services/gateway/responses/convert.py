@@ -8,10 +8,24 @@ from typing import Any
 import orjson
 
 from services.gateway.errors import bad_request, shorten
+from services.gateway.origins import ORIGIN, FieldNames
 from services.gateway.responses.schema import ResponsesRequest
 from services.gateway.responses.tools import ToolNames, chat_tool_choice
 
 Message = dict[str, Any]
+NAMES = FieldNames(
+    messages="input",
+    image="image_url",
+    fields={
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "response_format.json_schema.schema": "text.format.schema",
+        "response_format.type": "text.format.type",
+    },
+)
 _PASSED = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "stop", "priority", "cache_salt", "user",
@@ -25,7 +39,8 @@ def chat_fields(
     """Fields of the chat request. `history` is the conversation of a stored response."""
     messages = [*history, *conversation(request.input)]
     if request.instructions:
-        messages = [{"role": "system", "content": request.instructions}, *messages]
+        first = {"role": "system", "content": request.instructions, ORIGIN: "instructions"}
+        messages = [first, *messages]
     fields: dict[str, Any] = {name: getattr(request, name) for name in _PASSED}
     fields |= {
         "messages": messages,
@@ -39,7 +54,10 @@ def chat_fields(
 
 
 def conversation(items: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Items as messages: reasoning, text and calls of one turn become one message."""
+    """Items as messages: reasoning, text and calls of one turn become one message.
+
+    Messages and parts hold their paths as origins.
+    """
     turns = _Turns()
     for index, item in enumerate(items):
         turns.add(f"input.{index}", item)
@@ -58,7 +76,7 @@ class _Turns:
             case "message":
                 self._message(path, item)
             case "reasoning":
-                turn = self._assistant()
+                turn = self._assistant(path)
                 turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
             case "function_call":
                 self._call(path, item, _text_of(item.get("arguments")))
@@ -68,7 +86,8 @@ class _Turns:
             case "function_call_output" | "custom_tool_call_output":
                 content = _content(f"{path}.output", item.get("output") or "")
                 call_id = str(item.get("call_id") or "")
-                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+                turn = {"role": "tool", "tool_call_id": call_id, "content": content}
+                self.messages.append(turn | {ORIGIN: path})
             case "item_reference":
                 message = f"`{path}` refers to an item, and items are not stored one by one."
                 raise bad_request(message, path)
@@ -81,9 +100,10 @@ class _Turns:
             message = f"`{path}.role` must be system, developer, user or assistant."
             raise bad_request(message, f"{path}.role")
         content = _content(f"{path}.content", item.get("content") or "")
-        turn = self._assistant() if role == "assistant" else {"role": role}
+        fresh = {"role": role, ORIGIN: path}
+        turn = self._assistant(path) if role == "assistant" else fresh
         if turn.get("content"):
-            turn = {"role": role}
+            turn = fresh
         turn["content"] = content
         if not self.messages or self.messages[-1] is not turn:
             self.messages.append(turn)
@@ -96,11 +116,11 @@ class _Turns:
         full = f"{space}__{name}" if isinstance(space, str) and space else name
         call = {"id": str(item.get("call_id") or ""), "type": "function"}
         function = {"name": full, "arguments": arguments}
-        self._assistant().setdefault("tool_calls", []).append(call | {"function": function})
+        self._assistant(path).setdefault("tool_calls", []).append(call | {"function": function})
 
-    def _assistant(self) -> Message:
+    def _assistant(self, path: str) -> Message:
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant"})
+            self.messages.append({"role": "assistant", ORIGIN: path})
         return self.messages[-1]
 
 
@@ -118,7 +138,8 @@ def _content(path: str, value: Any) -> str | list[dict[str, Any]]:
         return value
     if not isinstance(value, list):
         raise bad_request(f"`{path}` must be a text or a list of parts.", path)
-    return [_part(f"{path}.{i}", part) for i, part in enumerate(value)]
+    parts = ((f"{path}.{i}", part) for i, part in enumerate(value))
+    return [_part(where, part) | {ORIGIN: where} for where, part in parts]
 
 
 def _part(path: str, part: Any) -> dict[str, Any]:

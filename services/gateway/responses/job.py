@@ -6,21 +6,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.body import validate
 from services.gateway.chat import ChatJob
 from services.gateway.errors import NOT_FOUND, ApiError, bad_request, shorten
 from services.gateway.generation import EventStream
+from services.gateway.origins import FieldNames, chat_of, take_origins
 from services.gateway.plan import GenerationPlan
 from services.gateway.respond import Writer
 from services.gateway.responses.body import ResponseHead
-from services.gateway.responses.convert import chat_fields, conversation
+from services.gateway.responses.convert import NAMES, chat_fields, conversation
 from services.gateway.responses.schema import ResponsesRequest
 from services.gateway.responses.store import StoredResponse
 from services.gateway.responses.tools import ToolNames
 from services.gateway.responses.writers import ResponseBodyWriter, ResponseStreamWriter
 from services.gateway.schema.chat import ChatRequest
 from services.gateway.state import GatewayState
-from services.gateway.unsupported import CHAT
 
 
 class ResponsesJob(ChatJob):
@@ -34,7 +33,8 @@ class ResponsesJob(ChatJob):
         self._responses = request
         self._names = ToolNames.of(request.tools or ())
         self._history = history_of(request, state)
-        super().__init__(as_chat(request, self._names, self._history), request_id, state)
+        chat, fields = as_chat(request, self._names, self._history)
+        super().__init__(chat, request_id, state, fields)
         self._head = ResponseHead("", 0, "", request, self._names)
 
     async def prepare(self) -> Sequence[GenerationPlan]:
@@ -56,14 +56,15 @@ class ResponsesJob(ChatJob):
             return
         messages = [*self._history, *conversation(self._responses.input)]
         messages += conversation(body["output"])
+        take_origins(messages)  # indexes of this request mean nothing to the next one
         self.state.responses.put(StoredResponse(body, messages))
 
 
 def as_chat(
     request: ResponsesRequest, names: ToolNames, history: Sequence[dict[str, Any]]
-) -> ChatRequest:
-    """The chat request of the same meaning. Raises ApiError 400."""
-    return validate(ChatRequest, chat_fields(request, names, history), CHAT)
+) -> tuple[ChatRequest, FieldNames]:
+    """The chat request of the same meaning, and its field names. Raises ApiError 400."""
+    return chat_of(chat_fields(request, names, history), NAMES)
 
 
 def history_of(request: ResponsesRequest, state: GatewayState) -> list[dict[str, Any]]:

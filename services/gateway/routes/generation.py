@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from services.gateway.body import validate
 from services.gateway.chat import ChatJob, render_chat
 from services.gateway.completions import CompletionJob
-from services.gateway.messages.convert import chat_fields
+from services.gateway.messages.convert import NAMES, chat_fields
 from services.gateway.messages.job import MessagesJob
 from services.gateway.messages.schema import CountRequest, MessagesRequest
+from services.gateway.origins import chat_of
 from services.gateway.respond import GenerationResponse, Job
 from services.gateway.routes.helpers import body_of, body_schema, identify, json_response
 from services.gateway.schema.chat import ChatRequest
@@ -51,20 +50,14 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     async def messages(request: Request) -> Response:
         """Continue a conversation, in the Anthropic interface."""
         body = validate(MessagesRequest, await body_of(request, state), {})
-        chat = chat_of(chat_fields(body))
-        return respond(MessagesJob(chat, identify(request, None), state))
+        chat, names = chat_of(chat_fields(body), NAMES)
+        return respond(MessagesJob(chat, identify(request, None), state, names))
 
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountRequest))
     async def count_tokens(request: Request) -> Response:
         """Tokens that a message would send to the model, its tools included."""
         body = validate(CountRequest, await body_of(request, state), {})
-        chat = chat_of(chat_fields(body))
-        facts = await state.facts()
-        state.check_model(chat.model)
-        prompt = await render_chat(chat, state, facts)
+        chat, names = chat_of(chat_fields(body), NAMES)
+        with names.applied():
+            prompt = await render_chat(chat, state, await state.facts(chat.model))
         return json_response({"input_tokens": prompt.length})
-
-
-def chat_of(fields: dict[str, Any]) -> ChatRequest:
-    """The chat request that another interface's request amounts to. Raises ApiError 400."""
-    return validate(ChatRequest, fields, CHAT)

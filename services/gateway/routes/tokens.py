@@ -12,8 +12,9 @@ from warhorse.v1 import tokenizer_pb2
 from services.gateway.body import validate
 from services.gateway.chat import check_chat, render_chat
 from services.gateway.completions import completion_prompt
-from services.gateway.messages.convert import chat_fields
+from services.gateway.messages.convert import NAMES, chat_fields
 from services.gateway.messages.schema import CountRequest
+from services.gateway.origins import chat_of
 from services.gateway.plan import Prompt
 from services.gateway.responses.job import as_chat, history_of
 from services.gateway.responses.schema import ResponsesRequest
@@ -37,11 +38,11 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         fields = await body_of(request, state)
         if "messages" in fields:
             chat = validate(TokenizeChat, fields, CHAT)
-            facts = await _facts(state, chat.model)
+            facts = await state.facts(chat.model)
             ids = unpack((await render_chat(chat, state, facts)).token_ids)
             return json_response(await _tokens(state, facts, ids, chat.return_token_strs))
         text = validate(TokenizeText, fields, {})
-        facts = await _facts(state, text.model)
+        facts = await state.facts(text.model)
         ids = await _text_ids(text, state, facts)
         return json_response(await _tokens(state, facts, ids, text.return_token_strs))
 
@@ -49,8 +50,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         body = validate(Detokenize, await body_of(request, state), {})
-        facts = await state.facts()
-        state.check_model(body.model)
+        facts = await state.facts(body.model)
         check_ids("tokens", body.tokens, facts)
         text = await state.tokenizers.decode(pack(body.tokens))
         return json_response({"prompt": text})
@@ -64,35 +64,33 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     async def render_message_prompt(request: Request) -> Response:
         """The prompt that a message would be given."""
         body = validate(CountRequest, await body_of(request, state), {})
-        return await _rendered(validate(ChatRequest, chat_fields(body), CHAT), state)
+        chat, fields = chat_of(chat_fields(body), NAMES)
+        with fields.applied():
+            return await _rendered(chat, state)
 
     @app.post("/v1/responses/render", openapi_extra=body_schema(ResponsesRequest))
     async def render_response_prompt(request: Request) -> Response:
         """The prompt that a response would be given."""
         body = validate(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
         names = ToolNames.of(body.tools or ())
-        return await _rendered(as_chat(body, names, history_of(body, state)), state)
+        chat, fields = as_chat(body, names, history_of(body, state))
+        with fields.applied():
+            return await _rendered(chat, state)
 
     @app.post("/v1/completions/render", openapi_extra=body_schema(CompletionRequest))
     async def render_completion_prompts(request: Request) -> Response:
         """The prompts that a completion would be given, in a list."""
         body = validate(CompletionRequest, await body_of(request, state), COMPLETION)
-        facts = await _facts(state, body.model)
+        facts = await state.facts(body.model)
         check_request(body, facts)
         prompts = [await completion_prompt(p, body, state, facts) for p in body.prompt]
         return json_response([_shown(prompt, facts) for prompt in prompts])
 
 
 async def _rendered(chat: ChatRequest, state: GatewayState) -> Response:
-    facts = await _facts(state, chat.model)
+    facts = await state.facts(chat.model)
     check_chat(chat, facts)
     return json_response(_shown(await render_chat(chat, state, facts), facts))
-
-
-async def _facts(state: GatewayState, model: str | None) -> ModelFacts:
-    facts = await state.facts()
-    state.check_model(model)
-    return facts
 
 
 async def _text_ids(text: TokenizeText, state: GatewayState, facts: ModelFacts) -> list[int]:

@@ -1,0 +1,62 @@
+"""The variants of the indexer's kernel that servers launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels.aot.variant import Variant
+from kernels.cache_rows import INDEX_ROWS, RowFormat
+from kernels.lightning_index import launch
+from kernels.lightning_index.triton import BLOCKS, ENTRIES, MEMBERS, scores
+
+HEADS, WIDTH, MANY = 64, 128, 2048
+
+
+def variants(target: int) -> Iterator[Variant]:
+    """DeepSeek-V4 and V4.1 (entries, blocks, entries of named blocks) and pooled keys of GLM."""
+    for tokens in (1, MANY):
+        yield _variant("e2m1", _coded(INDEX_ROWS), tokens)
+        yield _variant("bf16", _plain(torch.bfloat16), tokens)
+        yield _variant("e2m1", _coded(INDEX_ROWS), tokens, BLOCKS, 8)
+        yield _variant("e4m3", _plain(torch.uint8), tokens, ENTRIES, 4, pooled=True)
+        yield _variant("bf16", _plain(torch.bfloat16), tokens, ENTRIES, 4, pooled=True)
+    yield _variant("e2m1", _coded(INDEX_ROWS), 1, MEMBERS, 8)
+
+
+def _coded(form: RowFormat) -> launch.Keys:
+    pool = torch.empty(0, 64, form.row_bytes(WIDTH), dtype=torch.uint8)
+    return launch.Keys(pool, torch.empty(0, 0), form)
+
+
+def _plain(dtype: torch.dtype) -> launch.Keys:
+    scale = torch.empty(0, 64, 1) if dtype == torch.uint8 else None
+    return launch.Keys(torch.empty(0, 64, WIDTH, dtype=dtype), torch.empty(0, 0), None, scale)
+
+
+def _variant(
+    name: str,
+    keys: launch.Keys,
+    tokens: int,
+    mode: int = ENTRIES,
+    unit: int = 1,
+    *,
+    pooled: bool = False,
+) -> Variant:
+    pool = "*bf16" if keys.pool.dtype == torch.bfloat16 else "*u8"
+    numbers = ("table", "sequence_of", "lengths", "names")
+    sizes = ("T", "H", "N", "blocks", "sequences", "width", "pages", "shift", "least")
+    arguments = (
+        {"q": "*bf16", "weights": "*fp32", "pool": pool, "key_scale": "*fp32"}
+        | dict.fromkeys(numbers, "*i64")
+        | {"out": "*fp32"}
+        | dict.fromkeys(sizes, "i32")
+        | {"factor": "fp32"}
+    )
+    constants = launch.constants(keys.constants(WIDTH), WIDTH, HEADS, tokens, mode, unit, pooled)
+    aligned = frozenset(arguments) - (frozenset(sizes) - {"N"}) - {"factor"}
+    return Variant(
+        f"index {name} T={tokens} mode {mode}/{unit}{' pooled' if pooled else ''}", scores,
+        arguments, constants, aligned, launch.WARPS, launch.STAGES,
+    )  # fmt: skip

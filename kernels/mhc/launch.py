@@ -1,0 +1,217 @@
+"""Launches of the Triton kernels. None synchronises with the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.mhc.triton import collapse as collapse_kernel
+from kernels.mhc.triton import expand as expand_kernel
+from kernels.mhc.triton import finish, project
+
+# Legend: T tokens, n streams, D hidden, M mixing values, S splits of D.
+
+COLUMNS, POINTWISE_WARPS = 1024, 4
+PROJECT_WARPS = 4
+FEW_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """What makes the weights of a sublayer, or of the head: see `kernels.mhc.mhc_mix`."""
+
+    fn_MX: torch.Tensor
+    base_M: torch.Tensor
+    scale: torch.Tensor
+    norm_eps: float
+    hc_eps: float
+    iterations: int = 1
+    post_scale: float = 1.0
+
+
+Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def mix(
+    x_TnD: torch.Tensor, mixer: Mixer, expanded: tuple[torch.Tensor, Weights] | None = None
+) -> tuple[torch.Tensor, Weights]:
+    """The streams and the weights of `mixer`: two launches. See `pre`."""
+    x_TnD, partial = _project(x_TnD, mixer, expanded)
+    return x_TnD, _finish(x_TnD, mixer, partial, None, None, None)
+
+
+def pre(
+    x_TnD: torch.Tensor,
+    mixer: Mixer,
+    norm_D: torch.Tensor | None,
+    given_Tn: torch.Tensor | None = None,
+    expanded: tuple[torch.Tensor, Weights] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Weights]:
+    """The streams, the block input [T, D] of their type, and the weights: two launches.
+
+    `expanded` (y, weights) first adds a block's output y [T, D] to the streams as `expand` does;
+    then the streams are new. Without `norm_D` the input is the collapse as it is; `given_Tn`
+    collapses in place of the weights made here.
+    """
+    x_TnD, partial = _project(x_TnD, mixer, expanded)
+    tokens, _, width = x_TnD.shape
+    y_TD = torch.empty(tokens, width, dtype=x_TnD.dtype, device=x_TnD.device)
+    return x_TnD, y_TD, _finish(x_TnD, mixer, partial, y_TD, norm_D, given_Tn)
+
+
+def collapse(x_TnD: torch.Tensor, pre_Tn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[T, D]: one launch."""
+    x_TnD, pre_Tn = x_TnD.contiguous(), pre_Tn.contiguous()
+    tokens, count, width = x_TnD.shape
+    out = torch.empty(tokens, width, dtype=dtype, device=x_TnD.device)
+    if tokens:
+        grid = (tokens, -(-width // COLUMNS))
+        collapse_kernel[grid](
+            x_TnD, pre_Tn, out, width, NS=count, BLOCK=COLUMNS, num_warps=POINTWISE_WARPS
+        )
+    return out
+
+
+def expand(
+    x_TnD: torch.Tensor,
+    y_TD: torch.Tensor,
+    post_Tn: torch.Tensor,
+    comb_Tnn: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[T, n, D]: one launch."""
+    x_TnD, y_TD = x_TnD.contiguous(), y_TD.contiguous()
+    post_Tn, comb_Tnn = post_Tn.contiguous(), comb_Tnn.contiguous()
+    tokens, count, width = x_TnD.shape
+    out = torch.empty(x_TnD.shape, dtype=dtype, device=x_TnD.device)
+    if tokens:
+        expand_kernel[(tokens, -(-width // COLUMNS))](
+            x_TnD, y_TD, post_Tn, comb_Tnn, out, width, NS=count, BLOCK=COLUMNS,
+            num_warps=POINTWISE_WARPS,
+        )  # fmt: skip
+    return out
+
+
+def project_constants(
+    tokens: int, count: int, width: int, values: int, *, exact: bool, expands: bool
+) -> dict[str, int | bool]:
+    """Few tokens: as many splits as the card has multiprocessors; many: less partial sums."""
+    few = tokens <= FEW_TOKENS
+    columns = 32 if few else 64
+    blocks = -(-width // columns)
+    return {
+        "D": width,
+        "NS": count,
+        "M": values,
+        "BM": max(16, _power_of_two(values + 1)),
+        "BT": 16 if few else 32,
+        "BD": columns,
+        "STEPS": 1 if few else min(8, blocks),
+        "EXPAND": expands,
+        "EXACT": exact,
+    }
+
+
+def project_stages(constants: dict[str, int | bool]) -> int:
+    """Where streams are made, loads ahead of their use would not fit in shared memory."""
+    return 1 if constants["EXPAND"] else 2
+
+
+def splits(constants: dict[str, int | bool]) -> int:
+    """S of the constants of `project`."""
+    return -(-constants["D"] // (constants["BD"] * constants["STEPS"]))
+
+
+def finish_constants(
+    project: dict[str, int | bool], iterations: int, *, collapses: bool, given: bool, norm: bool
+) -> dict[str, int | bool]:
+    """That follow from the constants of `project`."""
+    count = splits(project)
+    return {name: project[name] for name in ("D", "NS", "M", "BM")} | {
+        "S": count,
+        "BS": _power_of_two(count),
+        "BLOCK": _power_of_two(project["D"]),
+        "ITERATIONS": iterations,
+        "HEAD": project["M"] == project["NS"],
+        "COLLAPSE": collapses,
+        "GIVEN": given,
+        "NORM": norm,
+    }
+
+
+def finish_warps(constants: dict[str, int | bool]) -> int:
+    """32 values of the streams a thread."""
+    if not constants["COLLAPSE"]:
+        return 1
+    return min(16, max(1, constants["BLOCK"] * constants["NS"] // 1024))
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """Sums of splits, fp32 [S, T, BM], and the constants that made them."""
+
+    sums: torch.Tensor
+    constants: dict[str, int | bool]
+
+
+def _project(
+    x_TnD: torch.Tensor, mixer: Mixer, expanded: tuple[torch.Tensor, Weights] | None
+) -> tuple[torch.Tensor, _Partial]:
+    x_TnD = x_TnD.contiguous()
+    tokens, count, width = x_TnD.shape
+    assert count == _power_of_two(count) and mixer.fn_MX.is_contiguous()
+    assert mixer.fn_MX.dtype == torch.float32
+    constants = project_constants(
+        tokens, count, width, mixer.fn_MX.shape[0], exact=x_TnD.dtype == torch.bfloat16,
+        expands=expanded is not None,
+    )  # fmt: skip
+    shape = (splits(constants), tokens, int(constants["BM"]))
+    sums = torch.empty(shape, dtype=torch.float32, device=x_TnD.device)
+    y = post = comb = out = x_TnD
+    if expanded is not None:
+        y, (_, post, comb) = expanded
+        y, post, comb, out = y.contiguous(), post.contiguous(), comb.contiguous(), _like(x_TnD)
+    if tokens:
+        project[(-(-tokens // constants["BT"]), splits(constants))](
+            x_TnD, y, post, comb, out, mixer.fn_MX, sums, tokens, **constants,
+            num_warps=PROJECT_WARPS, num_stages=project_stages(constants),
+        )  # fmt: skip
+    return out, _Partial(sums, constants)
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _finish(
+    x_TnD: torch.Tensor,
+    mixer: Mixer,
+    partial: _Partial,
+    y_TD: torch.Tensor | None,
+    norm_D: torch.Tensor | None,
+    given_Tn: torch.Tensor | None,
+) -> Weights:
+    tokens, count, _ = x_TnD.shape
+    fp32 = {"dtype": torch.float32, "device": x_TnD.device}
+    pre_Tn, post_Tn = torch.empty((2, tokens, count), **fp32)
+    comb_Tnn = torch.empty((tokens, count, count), **fp32)
+    assert mixer.base_M.is_contiguous() and mixer.scale.is_contiguous()
+    assert norm_D is None or norm_D.is_contiguous()
+    constants = finish_constants(
+        partial.constants, mixer.iterations, collapses=y_TD is not None,
+        given=given_Tn is not None, norm=norm_D is not None,
+    )  # fmt: skip
+    if tokens:
+        finish[(tokens,)](
+            x_TnD, partial.sums, mixer.base_M, mixer.scale,
+            pre_Tn if given_Tn is None else given_Tn.contiguous(),
+            x_TnD if norm_D is None else norm_D, pre_Tn, post_Tn, comb_Tnn,
+            x_TnD if y_TD is None else y_TD, tokens, mixer.norm_eps, mixer.hc_eps,
+            mixer.post_scale, **constants, num_warps=finish_warps(constants),
+        )  # fmt: skip
+    return pre_Tn, post_Tn, comb_Tnn

@@ -1,0 +1,159 @@
+"""Triton kernels of manifold-constrained hyper-connections.
+
+Legend: T tokens, n streams (NS), D values of a stream, M mixing values; S splits of D, each of
+`STEPS` blocks of BD columns of every stream; BT tokens of a program. `partial` [S, T, BM] holds
+sums of a split: M products with fn, then the sum of squares.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.activation.triton import sigmoid_of
+
+
+@triton.jit
+def _times_fn(x, fn, acc, EXACT: tl.constexpr):
+    """acc + x [BT, BD] fn [BM, BD]^T. Where x is EXACT in bf16, fn fp32 is split into three."""
+    if EXACT:
+        x = x.to(tl.bfloat16)
+        high = fn.to(tl.bfloat16)
+        rest = fn - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(x, tl.trans(low), acc)
+        acc = tl.dot(x, tl.trans(middle), acc)
+        return tl.dot(x, tl.trans(high), acc)
+    else:
+        return tl.dot(x, tl.trans(fn), acc, input_precision="ieee")
+
+
+@triton.jit
+def project(
+    x, y, post, comb, out, fn, partial, T, D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr,
+    BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
+    EXPAND: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """partial sums of one split; with EXPAND of out = post y + comb x, which is written."""
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    split = tl.program_id(1)
+    inside = token < T
+    m = tl.arange(0, BM)
+    acc = tl.zeros([BT, BM], tl.float32)
+    squares = tl.zeros([BT], tl.float32)
+    for step in range(STEPS):
+        d = (split * STEPS + step) * BD + tl.arange(0, BD)
+        mask = inside[:, None] & (d < D)[None, :]
+        fn_mask = (m < M)[:, None] & (d < D)[None, :]
+        for j in tl.static_range(NS):
+            place = token[:, None] * (NS * D) + j * D + d[None, :]
+            if EXPAND:
+                weight = tl.load(post + token * NS + j, mask=inside, other=0.0)
+                at = token[:, None] * D + d[None, :]
+                value = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) * weight[:, None]
+                for i in tl.static_range(NS):
+                    c = tl.load(comb + (token * NS + i) * NS + j, mask=inside, other=0.0)
+                    at = token[:, None] * (NS * D) + i * D + d[None, :]
+                    value += tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * c[:, None]
+                rounded = value.to(out.dtype.element_ty)
+                tl.store(out + place, rounded, mask=mask)
+                value = rounded.to(tl.float32)
+            else:
+                value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+            squares += tl.sum(value * value, axis=1)
+            at = m[:, None] * (NS * D) + j * D + d[None, :]
+            acc = _times_fn(value, tl.load(fn + at, mask=fn_mask, other=0.0), acc, EXACT)
+    acc = tl.where(m[None, :] == M, squares[:, None], acc)
+    at = (split.to(tl.int64) * T + token)[:, None] * BM + m[None, :]
+    tl.store(partial + at, acc, mask=inside[:, None])
+
+
+@triton.jit
+def _sinkhorn(c, eps, ITERATIONS: tl.constexpr):
+    """Softmax of rows of [n, n], then columns and rows divided by their sums in turn."""
+    c = tl.exp(c - tl.max(c, axis=1)[:, None])
+    c = c / tl.sum(c, axis=1)[:, None] + eps
+    c = c / (tl.sum(c, axis=0) + eps)[None, :]
+    for _ in range(ITERATIONS - 1):
+        c = c / (tl.sum(c, axis=1) + eps)[:, None]
+        c = c / (tl.sum(c, axis=0) + eps)[None, :]
+    return c
+
+
+@triton.jit
+def finish(
+    x, partial, base, scale, given, weight, pre, post, comb, y, T, norm_eps, hc_eps, post_scale,
+    D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, S: tl.constexpr,
+    BS: tl.constexpr, BLOCK: tl.constexpr, ITERATIONS: tl.constexpr, HEAD: tl.constexpr,
+    COLLAPSE: tl.constexpr, GIVEN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Weights of one token from its partial sums, and its streams collapsed and normalised.
+
+    HEAD: `pre` alone. GIVEN: collapsed with `given` instead of `pre`.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, NS)
+    d = tl.arange(0, BLOCK)
+    if COLLAPSE:
+        at = token * (NS * D) + n[:, None] * D + d[None, :]
+        streams = tl.load(x + at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
+    s = tl.arange(0, BS)
+    row = (s.to(tl.int64) * T + token) * BM
+    square = tl.sum(tl.load(partial + row + M, mask=s < S, other=0.0), axis=0)
+    inverse = tl.rsqrt(square * (1.0 / (NS * D)) + norm_eps)
+    at = row[:, None] + n[None, :]
+    within = (s < S)[:, None]
+    first = tl.sum(tl.load(partial + at, mask=within, other=0.0), axis=0) * inverse
+    share = sigmoid_of(first * tl.load(scale) + tl.load(base + n)) + hc_eps
+    tl.store(pre + token * NS + n, share)
+    if COLLAPSE:
+        if GIVEN:
+            share = tl.load(given + token * NS + n)
+        z = tl.sum(streams * share[:, None], axis=0).to(y.dtype.element_ty)
+        if NORM:
+            z = z.to(tl.float32)
+            w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
+            z = z * tl.rsqrt(tl.sum(z * z, axis=0) * (1.0 / D) + norm_eps) * w
+        tl.store(y + token * D + d, z.to(y.dtype.element_ty), mask=d < D)
+    if not HEAD:
+        second = tl.sum(tl.load(partial + at + NS, mask=within, other=0.0), axis=0) * inverse
+        place = token * NS + n
+        value = second * tl.load(scale + 1) + tl.load(base + NS + n)
+        tl.store(post + place, sigmoid_of(value) * post_scale)
+        square_at = n[:, None] * NS + n[None, :]
+        at = row[:, None, None] + 2 * NS + square_at[None, :, :]
+        within = (s < S)[:, None, None]
+        c = tl.sum(tl.load(partial + at, mask=within, other=0.0), axis=0) * inverse
+        c = c * tl.load(scale + 2) + tl.load(base + 2 * NS + square_at)
+        tl.store(comb + token * (NS * NS) + square_at, _sinkhorn(c, hc_eps, ITERATIONS))
+
+
+@triton.jit
+def collapse(x, pre, out, D, NS: tl.constexpr, BLOCK: tl.constexpr):
+    """out [T, D] = sum_i pre[i] x[i], streams in order."""
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = d < D
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(NS):
+        value = tl.load(x + (token * NS + i) * D + d, mask=mask, other=0.0).to(tl.float32)
+        total += value * tl.load(pre + token * NS + i)
+    tl.store(out + token * D + d, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def expand(x, y, post, comb, out, D, NS: tl.constexpr, BLOCK: tl.constexpr):
+    """out[j] = post[j] y + sum_i comb[i, j] x[i]."""
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = d < D
+    added = tl.load(y + token * D + d, mask=mask, other=0.0).to(tl.float32)
+    for j in tl.static_range(NS):
+        value = added * tl.load(post + token * NS + j)
+        for i in tl.static_range(NS):
+            c = tl.load(comb + (token * NS + i) * NS + j)
+            stream = tl.load(x + (token * NS + i) * D + d, mask=mask, other=0.0)
+            value += stream.to(tl.float32) * c
+        at = (token * NS + j) * D + d
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,61 @@
+"""The variants of the hyper-connection kernels that servers launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernels.aot.variant import Variant
+from kernels.mhc import launch
+from kernels.mhc.triton import collapse, expand, finish, project
+
+WIDTH, STREAMS, ITERATIONS = 4096, 4, 20  # of DeepSeek-V4, V4.1 and GLM-5.3
+MIXES, HEAD = 24, 4
+PROJECT = {
+    "x": "*bf16", "y": "*bf16", "post": "*fp32", "comb": "*fp32", "out": "*bf16", "fn": "*fp32",
+    "partial": "*fp32", "T": "i32",
+}  # fmt: skip
+FINISH = {
+    "x": "*bf16", "partial": "*fp32", "base": "*fp32", "scale": "*fp32", "given": "*fp32",
+    "weight": "*bf16", "pre": "*fp32", "post": "*fp32", "comb": "*fp32", "y": "*bf16", "T": "i32",
+    "norm_eps": "fp32", "hc_eps": "fp32", "post_scale": "fp32",
+}  # fmt: skip
+COLLAPSE = {"x": "*bf16", "pre": "*fp32", "out": "*fp32", "D": "i32"}
+EXPAND = {
+    "x": "*bf16", "y": "*bf16", "post": "*fp32", "comb": "*fp32", "out": "*bf16", "D": "i32",
+}  # fmt: skip
+NUMBERS = {"T", "norm_eps", "hc_eps", "post_scale"}
+
+
+def variants(target: int) -> Iterator[Variant]:
+    """The same for every target."""
+    for tokens in (1, 2 * launch.FEW_TOKENS):
+        for values, expands in ((MIXES, False), (MIXES, True), (HEAD, False)):
+            yield _project(tokens, values, expands)
+        yield _finish(tokens, MIXES, given=False, norm=True)
+        yield _finish(tokens, MIXES, given=True, norm=True)
+        yield _finish(tokens, HEAD, given=False, norm=False)
+    constants: dict[str, int | bool] = {"NS": STREAMS, "BLOCK": launch.COLUMNS}
+    for kernel, arguments in ((collapse, COLLAPSE), (expand, EXPAND)):
+        yield Variant(
+            f"mhc {kernel.fn.__name__}", kernel, arguments, constants, frozenset(arguments),
+            launch.POINTWISE_WARPS, 3,
+        )  # fmt: skip
+
+
+def _project(tokens: int, values: int, expands: bool) -> Variant:
+    constants = launch.project_constants(
+        tokens, STREAMS, WIDTH, values, exact=True, expands=expands
+    )
+    label = f"mhc project {values} values, {constants['BT']} tokens{', expands' * expands}"
+    return Variant(
+        label, project, PROJECT, constants, frozenset(PROJECT) - NUMBERS, launch.PROJECT_WARPS,
+        launch.project_stages(constants),
+    )  # fmt: skip
+
+
+def _finish(tokens: int, values: int, *, given: bool, norm: bool) -> Variant:
+    sums = launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=False)
+    constants = launch.finish_constants(sums, ITERATIONS, collapses=True, given=given, norm=norm)
+    label = f"mhc finish {values} values, {constants['S']} splits{', given pre' * given}"
+    aligned = frozenset(FINISH) - NUMBERS
+    return Variant(label, finish, FINISH, constants, aligned, launch.finish_warps(constants), 3)

@@ -1,0 +1,61 @@
+"""Configurations of the attention kernel per card and amount of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Rows and keys that a program takes at a time, and the splits of a sequence's keys.
+
+    Rows are the query heads of one key head, token after token; `one` where it is one token.
+    """
+
+    rows: int
+    one: bool
+    keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+MIN_ROWS, MAX_ROWS = 16, 64  # of a tile: a tensor core's, and what registers hold at D = 256
+FEW_TOKENS = 8  # of a sequence in a step: decode and verification
+KEYS, WARPS = 32, 4
+PROGRAMS = 512  # that splits aim at: some for each multiprocessor of any card
+MAX_SPLITS = 64
+
+
+def tile_tokens(tokens: int, sequences: int, group: int, *, selected: bool) -> int:
+    """Tokens of a tile: one of a selection, else those of a sequence in a step, or what fits."""
+    if selected:
+        return 1
+    return max(1, min(-(-tokens // max(sequences, 1)), MAX_ROWS // group))
+
+
+def dealt_runs(tokens: int, sequences: int, per_tile: int) -> int:
+    """Programs that share the sequences of a tile. One where steps are short: tiles then seldom
+    have two.
+    """
+    few = tokens <= FEW_TOKENS * sequences
+    return 1 if few else max(1, min(per_tile, sequences))
+
+
+def splits_for(programs: int) -> int:
+    """Splits where there are so many programs without."""
+    splits = 1
+    while splits < MAX_SPLITS and 2 * splits * programs <= PROGRAMS:
+        splits *= 2
+    return splits
+
+
+def tile(target: int, rows: int, splits: int, *, one: bool) -> Config:
+    """Two blocks of keys are on their way while a third is multiplied, as far as 99 KB of shared
+    memory (sm86 and sm89) hold them beside the queries.
+    """
+    rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    if rows < MAX_ROWS:
+        return Config(rows, one, KEYS, splits, WARPS, stages=3)
+    # Hopper's own products spill with 4 warps.
+    return Config(rows, one, KEYS, splits, 2 * WARPS if target == 90 else WARPS, stages=2)

@@ -1,0 +1,57 @@
+"""The variants of the paged attention kernels that servers launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernels.aot.variant import Variant
+from kernels.paged_attention import configs, launch
+from kernels.paged_attention.configs import Config
+from kernels.paged_attention.triton import paged_attention, write_rows
+from kernels.split_keys.variant import merge_variant
+
+WIDTH = 256
+INTEGERS = ("table", "sequence_of", "position_of", "selected")
+STRIDES = ("gate_token", "gate_head")
+# Rows of a tile: 27B has 6 query heads a key head, Flash-Next 12.
+DECODE, VERIFY, PREFILL = 12, 24, 60
+
+
+def variants(target: int) -> Iterator[Variant]:
+    """Decode, verification and prefill, dense and over a selection, and writes to pages."""
+    for splits in (64, 8):
+        yield _variant(configs.tile(target, DECODE, splits, one=True), selected=False)
+        yield _variant(configs.tile(target, VERIFY, splits, one=False), selected=False)
+    yield _variant(configs.tile(target, PREFILL, 1, one=False), selected=False)
+    for splits in (64, 8, 1):
+        yield _variant(configs.tile(target, DECODE, splits, one=True), selected=True)
+    for splits in (64, 8):
+        yield merge_variant(WIDTH, splits, sink=False, gated=True)
+    for kind, elements in (("bf16", 1024), ("u8", 584)):
+        yield write_variant(kind, elements)
+
+
+def _variant(config: Config, *, selected: bool) -> Variant:
+    pointers = dict.fromkeys(("q", "k_pool", "v_pool", "out", "gate"), "*bf16")
+    pointers |= {"values": "*fp32", "stats": "*fp32", **dict.fromkeys(INTEGERS, "*i64")}
+    constants = launch.constants(WIDTH, config, selected=selected, gated=True)
+    names = [name for name in paged_attention.arg_names if name not in constants]
+    arguments = {name: pointers.get(name, "i32") for name in names} | {"scale": "fp32"}
+    label = f"{config.rows}x{config.keys} of {WIDTH} k{config.splits} w{config.warps}"
+    return Variant(
+        f"attention {label} s{config.stages}{' selected' if selected else ''}", paged_attention,
+        arguments, constants, frozenset((*pointers, *STRIDES)), config.warps, config.stages,
+    )  # fmt: skip
+
+
+def write_variant(kind: str, elements: int, ratio: int = 1) -> Variant:
+    """Rows of `elements` stored as they are, of every token or of those that close `ratio`."""
+    pointers = {"rows": f"*{kind}", "pool": f"*{kind}"}
+    pointers |= dict.fromkeys(("table", "sequence_of", "position_of"), "*i64")
+    sizes = dict.fromkeys(("X", "sequences", "width", "pages", "shift"), "i32")
+    aligned = {*pointers, "X"} if elements % 16 == 0 else {*pointers}
+    return Variant(
+        f"write {kind} {elements} of {ratio}", write_rows, pointers | sizes,
+        {"RATIO": ratio, "BX": launch.write_block(elements)}, frozenset(aligned),
+        launch.WRITE_WARPS, launch.WRITE_STAGES,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Launches of the Triton kernels: scores of a chunk of tokens, then the best blocks of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paged_attention.launch import Place
+from kernels.qsa_index.triton import mean_rows, score_blocks
+from kernels.top_k.launch import top_pools
+
+SCORE_BYTES = 64 * 2**20  # of a chunk's scores, which stay in the larger caches
+MEAN_ELEMENTS, MEAN_WARPS = 1024, 4
+STAGES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Tokens and block keys of a program."""
+
+    tokens: int
+    keys: int
+    warps: int
+
+
+FEW, MANY = Tile(16, 64, 4), Tile(64, 128, 8)
+
+
+def tile_for(each: int, *, exact: bool) -> Tile:
+    """The tile where a sequence has `each` tokens in the step on average; fp32 has a small one."""
+    return FEW if exact or each <= FEW.tokens else MANY
+
+
+def select_tokens(
+    q_THD: torch.Tensor, pool_PND: torch.Tensor, place: Place, ratio: int, budget: int
+) -> torch.Tensor:
+    """See the package: int64 [T, budget + ratio - 1]. No host synchronisation; can be captured.
+
+    The table's columns bound the blocks of a sequence, and the scores that are kept: tokens go in
+    chunks whose scores take at most SCORE_BYTES, or one token's.
+    """
+    tokens = len(q_THD)
+    place.check(tokens)
+    chunk = max(1, SCORE_BYTES // (4 * columns_of(pool_PND, place)))
+    parts = []
+    for first in range(0, tokens, chunk):
+        rows = range(first, min(first + chunk, tokens))
+        scores = scores_of(q_THD, pool_PND, place, rows, ratio, budget // ratio)
+        positions = place.positions_T[rows.start : rows.stop]
+        parts.append(top_pools(scores, positions, ratio, budget))
+    if not parts:
+        return torch.empty(0, budget + ratio - 1, dtype=torch.int64, device=q_THD.device)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def columns_of(pool_PND: torch.Tensor, place: Place) -> int:
+    """Blocks that a sequence can have."""
+    return max(1, place.page_table_BP.shape[1] * pool_PND.shape[1])
+
+
+def scores_of(
+    q_THD: torch.Tensor, pool_PND: torch.Tensor, place: Place, rows: range, ratio: int, kept: int
+) -> torch.Tensor:
+    """fp32 [len(rows), blocks] of the tokens `rows`, filled where they have more than `kept`."""
+    tokens, _, width = q_THD.shape
+    assert q_THD.is_contiguous() and pool_PND.is_contiguous() and pool_PND.shape[2] == width
+    assert width >= 16 and width & (width - 1) == 0, "a head dim is a power of two from 16"
+    columns = columns_of(pool_PND, place)
+    scores = torch.empty(len(rows), columns, dtype=torch.float32, device=q_THD.device)
+    each = -(-tokens // max(len(place.page_table_BP), 1))
+    tile = tile_for(each, exact=not _plain(q_THD, pool_PND))
+    per_tile = min(each, tile.tokens)
+    score_blocks[(-(-len(rows) // per_tile), -(-columns // tile.keys))](
+        q_THD, pool_PND, scores, place.page_table_BP, place.sequence_T, place.positions_T,
+        rows.stop, rows.start, per_tile, kept, columns, *place.sizes(pool_PND), width**-0.5,
+        **constants(q_THD, pool_PND, tile, ratio), num_warps=tile.warps, num_stages=STAGES,
+    )  # fmt: skip
+    return scores
+
+
+def _plain(q_THD: torch.Tensor, pool_PND: torch.Tensor) -> bool:
+    """Whether products in bf16 are exact."""
+    return q_THD.dtype == pool_PND.dtype == torch.bfloat16
+
+
+def constants(
+    q_THD: torch.Tensor, pool_PND: torch.Tensor, tile: Tile, ratio: int
+) -> dict[str, int | bool]:
+    """The kernel's constants: products of bf16 are exact in bf16, others are taken in fp32."""
+    _, heads, width = q_THD.shape
+    exact = not _plain(q_THD, pool_PND)
+    tiles = {"M": tile.tokens, "BK": tile.keys, "RATIO": ratio, "EXACT": exact}
+    return {"D": width, "H": heads, **tiles}
+
+
+def mean_of_blocks(keys_TRD: torch.Tensor) -> torch.Tensor:
+    """[T, D] of the type of the keys, in one launch."""
+    tokens, count, width = keys_TRD.shape
+    out_TD = torch.empty(tokens, width, dtype=keys_TRD.dtype, device=keys_TRD.device)
+    if out_TD.numel() == 0:
+        return out_TD
+    mean_rows[(-(-out_TD.numel() // MEAN_ELEMENTS),)](
+        keys_TRD.contiguous(), out_TD, out_TD.numel(), R=count, D=width, BX=MEAN_ELEMENTS,
+        num_warps=MEAN_WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return out_TD

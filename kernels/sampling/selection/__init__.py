@@ -1,0 +1,1 @@
+"""Finding tokens by the running sum of their weights, without a sort."""

@@ -1,0 +1,66 @@
+"""Configurations of the kernel per card and amount of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Heads and keys that a program takes at a time, and the splits of a token's keys."""
+
+    block_heads: int
+    block_keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Multiprocessors, and bytes of shared memory of each."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+# By target: A100, A6000, 4090, H200. Source: CUDA programming guide, technical specifications.
+CARDS = {
+    80: Card(108, 164 * KIB),
+    86: Card(84, 100 * KIB),
+    89: Card(128, 100 * KIB),
+    90: Card(132, 228 * KIB),
+}
+# Heads of a tensor core's tile: 512 wide sums of more of them do not fit in registers.
+BLOCK_HEADS = 16
+BLOCK_KEYS, WARPS = 32, 4
+MAX_SPLITS = 32
+# Most shared memory of a program by its stages, with what the card reserves for it; registers
+# leave room for two programs on a multiprocessor.
+PROGRAM_BYTES = {3: 94 * KIB, 2: 74 * KIB}
+RESIDENT = 2
+
+
+@cache
+def card_of(device_index: int) -> Card:
+    """The card itself, whatever instructions it is made to run."""
+    found = torch.cuda.get_device_properties(device_index)
+    return Card(found.multi_processor_count, found.shared_memory_per_multiprocessor)
+
+
+def select(card: Card, tokens: int, heads: int) -> Config:
+    """As many splits as fill the card, a power of two; they follow from the shape alone.
+
+    Two stages where only they let two programs share a multiprocessor.
+    """
+    fitting = [s for s, size in PROGRAM_BYTES.items() if RESIDENT * size <= card.shared_bytes]
+    stages = fitting[0] if fitting else max(PROGRAM_BYTES)
+    room = card.multiprocessors * (RESIDENT if fitting else 1)
+    programs = max(tokens * -(-heads // BLOCK_HEADS), 1)
+    splits = min(max(room // programs, 1), MAX_SPLITS)
+    return Config(BLOCK_HEADS, BLOCK_KEYS, 1 << (splits.bit_length() - 1), WARPS, stages)

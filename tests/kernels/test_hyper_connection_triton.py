@@ -1,0 +1,85 @@
+"""Gated hyper-connection kernels against fp64: in the interpreter on a CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import backend
+from kernels.hyper_connection import bench, exact, launch
+
+DEVICE = "cpu" if backend.interpreted() else "cuda"
+COUNT, EPS = 4, 1e-6
+
+
+def made(
+    tokens: int, hidden: int, low: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, bench.Matrices]:
+    width = COUNT * hidden
+    shapes = ((low, width), (width, low), (COUNT, width))
+    down, up, inject = ((torch.randn(s) * s[1] ** -0.5 * 3).to(dtype).to(DEVICE) for s in shapes)
+    scales = torch.rand(tokens, COUNT, 1) * 5 + 0.1
+    streams = (torch.randn(tokens, COUNT, hidden) * scales).flatten(1)
+    return streams.to(DEVICE), torch.randn(width).to(dtype).to(DEVICE), (down, up, inject)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape and not found.isnan().any()
+    return float((found.double() - expected).norm() / expected.norm()) if len(found) else 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "low"), [(0, 32, 16), (1, 96, 20), (3, 65, 33), (65, 40, 20)]
+)
+def test_read(tokens: int, hidden: int, low: int, dtype: torch.dtype) -> None:
+    streams, norm, matrices = made(tokens, hidden, low, dtype)
+    x, weights = launch.read(streams, norm, *matrices, COUNT, EPS)
+    expected = exact.read(streams, norm, matrices, COUNT, EPS)
+    assert weights is not None and x.dtype == weights.dtype == torch.float32
+    assert error(x, expected[0]) <= 1e-5 and error(weights, expected[1]) <= 1e-5
+
+
+def test_read_without_injection_in_bf16() -> None:
+    streams, norm, matrices = made(5, 40, 24, torch.bfloat16)
+    down, up, _ = matrices
+    x, weights = launch.read(streams, norm, down, up, None, COUNT, EPS, torch.bfloat16)
+    assert weights is None and x.dtype == torch.bfloat16
+    assert error(x, exact.read(streams, norm, matrices, COUNT, EPS)[0]) <= 3e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "hidden"), [(0, 8), (1, 1030), (7, 65)])
+def test_write(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    streams, y = torch.randn(tokens, COUNT * hidden), torch.randn(tokens, hidden).to(dtype)
+    inject = torch.rand(tokens, COUNT)
+    found = launch.write(streams.to(DEVICE), y.to(DEVICE), inject.to(DEVICE)).cpu()
+    added = torch.einsum("th,tc->tch", y.double(), inject.double()).flatten(1)
+    assert found.dtype == torch.float32 and error(found, streams.double() + added) <= 1e-6
+
+
+def test_a_token_has_the_same_bits_beside_others() -> None:
+    streams, norm, matrices = made(17, 32, 16, torch.bfloat16)
+    whole = launch.read(streams, norm, *matrices, COUNT, EPS)
+    alone = launch.read(streams[16:], norm, *matrices, COUNT, EPS)
+    for many, one in zip(whole, alone, strict=True):
+        assert many is not None and one is not None and torch.equal(many[16:], one)
+
+
+def test_the_benchmark_measures_its_error() -> None:
+    for work in (bench._read(2, 32, 16, DEVICE), bench._write(2, 32, DEVICE)):
+        assert work.error() < work.bound
+    streams, y, inject = torch.ones(1, 8), torch.ones(1, 2), torch.ones(1, 4)
+    assert bench.write_error(streams, y, inject, lambda: streams) > bench.MAX_ERROR
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph() -> None:
+    streams, norm, matrices = made(16, 2560, 320, torch.bfloat16)
+    launch.read(streams, norm, *matrices, COUNT, EPS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x, _ = launch.read(streams, norm, *matrices, COUNT, EPS)
+    streams.copy_(torch.randn_like(streams))
+    graph.replay()
+    assert error(x, exact.read(streams, norm, matrices, COUNT, EPS)[0]) <= 1e-5
