@@ -42,7 +42,7 @@ def _peers(case: Case, ceilings: Ceilings) -> dict[str, Any]:
 def _measured(work: Work, ceilings: Ceilings) -> dict[str, Any]:
     try:
         error = work.error()
-        if not error < work.bound:
+        if not error <= work.bound:
             return {"refused": f"relative error {error:.1e}, allowed {work.bound:.1e}"}
         time = time_calls(work.calls)
     except Exception as failure:  # does not compile or fit: the other rows go on

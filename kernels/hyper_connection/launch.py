@@ -22,7 +22,7 @@ Constants = dict[str, int | bool]
 def down_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
     """Of the first kernel."""
     few = tokens <= FEW_TOKENS
-    parts, block_n, block_k = (PARTS, 64, 64) if few else (1, 128, 64)
+    parts, block_n, block_k = (PARTS, 64, 64) if few else (1, 64, 64)
     return {
         "H": hidden,
         "C": count,
@@ -80,13 +80,12 @@ def read(
     assert all(m.is_contiguous() and m.dtype == down_LX.dtype for m in matrices)
     assert streams_TX.dtype == torch.float32 and count & (count - 1) == 0
     split_x = down_LX.dtype == torch.bfloat16
-    fp32 = {"dtype": torch.float32, "device": streams_TX.device}
-    low_TL = torch.empty((tokens, low), **fp32)
-    weights_TC, inverse_TC = torch.empty((2, tokens, count), **fp32)
+    low_TL = streams_TX.new_empty(tokens, low)
+    weights_TC, inverse_TC = streams_TX.new_empty(2, tokens, count)
     x_TH = torch.empty((tokens, hidden), dtype=dtype, device=streams_TX.device)
     if tokens:
         first = down_constants(tokens, hidden, count, low, split_x=split_x)
-        sums = torch.empty((count * first["S"], tokens, first["P"]), **fp32)
+        sums = streams_TX.new_empty(count * first["S"], tokens, first["P"])
         blocks = first["BLOCKS"] + (inject_CX is not None)
         down_kernel[(-(-tokens // first["BT"]), count * first["S"], blocks)](
             streams_TX, norm_X, down_LX, down_LX if inject_CX is None else inject_CX, sums, tokens,

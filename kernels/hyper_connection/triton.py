@@ -103,15 +103,15 @@ def up(
     for step in range(C * STEPS):
         c = step // STEPS
         k = (step % STEPS) * BK + tl.arange(0, BK)
-        at = token[:, None] * L + k[None, :]
-        x = tl.load(low + at, mask=inside[:, None] & (k < L)[None, :], other=0.0)
-        at = (c * H + h)[:, None] * L + k[None, :]
-        w = tl.load(up + at, mask=valid[:, None] & (k < L)[None, :], other=0.0)
+        x_at = token[:, None] * L + k[None, :]
+        x = tl.load(low + x_at, mask=inside[:, None] & (k < L)[None, :], other=0.0)
+        w_at = (c * H + h)[:, None] * L + k[None, :]
+        w = tl.load(up + w_at, mask=valid[:, None] & (k < L)[None, :], other=0.0)
         acc = _times(x, w, acc, SPLIT_X)
         if step % STEPS == STEPS - 1:
             size = tl.load(inverse + token * C + c, mask=inside, other=0.0)
-            at = token[:, None] * (C * H) + (c * H + h)[None, :]
-            r = tl.load(streams + at, mask=mask, other=0.0)
+            place = token[:, None] * (C * H) + (c * H + h)[None, :]
+            r = tl.load(streams + place, mask=mask, other=0.0)
             g = tl.load(norm + c * H + h, mask=valid, other=0.0).to(tl.float32)
             total += sigmoid_of(acc) * (r * size[:, None] * (1.0 + g)[None, :])
             acc = tl.zeros([BT, BN], tl.float32)

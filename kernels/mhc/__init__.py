@@ -160,15 +160,17 @@ def mhc_post_pre(
 
     Returns x' [T, n, D] and the four values of `mhc_pre`.
     """
-    options = {"norm_eps": norm_eps, "hc_eps": hc_eps, "post_scale": post_scale}
     if not backend.uses_triton(x_TnD):
         x_TnD = mhc_post(x_TnD, y_TD, post_Tn, comb_Tnn)
-        weights = (fn_MX, base_M, scale_3, norm_D)
-        return x_TnD, *mhc_pre(x_TnD, *weights, iterations=iterations, pre_Tn=pre_Tn, **options)
+        made = mhc_pre(
+            x_TnD, fn_MX, base_M, scale_3, norm_D, norm_eps=norm_eps, hc_eps=hc_eps,
+            iterations=iterations, post_scale=post_scale, pre_Tn=pre_Tn,
+        )  # fmt: skip
+        return x_TnD, *made
     from kernels.mhc import launch
 
-    mixer = launch.Mixer(fn_MX, base_M, scale_3, iterations=iterations, **options)
+    mixer = launch.Mixer(fn_MX, base_M, scale_3, norm_eps, hc_eps, iterations, post_scale)
     # `pre` of the sublayer that ends is not read.
     expanded = (y_TD, (post_Tn, post_Tn, comb_Tnn))
-    x_TnD, out_TD, made = launch.pre(x_TnD, mixer, norm_D, pre_Tn, expanded)
-    return x_TnD, out_TD, *made
+    x_TnD, out_TD, weights = launch.pre(x_TnD, mixer, norm_D, pre_Tn, expanded)
+    return x_TnD, out_TD, *weights

@@ -98,16 +98,17 @@ def project_constants(
 ) -> dict[str, int | bool]:
     """Few tokens: as many splits as the card has multiprocessors; many: less partial sums."""
     few = tokens <= FEW_TOKENS
-    columns = 32 if few else 64
+    # Where streams are made, a larger tile does not fit in registers.
+    columns = 32 if few or expands else 64
     blocks = -(-width // columns)
     return {
         "D": width,
         "NS": count,
         "M": values,
         "BM": max(16, _power_of_two(values + 1)),
-        "BT": 16 if few else 32,
+        "BT": 16 if few or expands else 32,
         "BD": columns,
-        "STEPS": 1 if few else min(8, blocks),
+        "STEPS": 1 if few else min(512 // columns, blocks),
         "EXPAND": expands,
         "EXACT": exact,
     }
@@ -197,9 +198,9 @@ def _finish(
     given_Tn: torch.Tensor | None,
 ) -> Weights:
     tokens, count, _ = x_TnD.shape
-    fp32 = {"dtype": torch.float32, "device": x_TnD.device}
-    pre_Tn, post_Tn = torch.empty((2, tokens, count), **fp32)
-    comb_Tnn = torch.empty((tokens, count, count), **fp32)
+    fp32 = partial.sums
+    pre_Tn, post_Tn = fp32.new_empty(2, tokens, count)
+    comb_Tnn = fp32.new_empty(tokens, count, count)
     assert mixer.base_M.is_contiguous() and mixer.scale.is_contiguous()
     assert norm_D is None or norm_D.is_contiguous()
     constants = finish_constants(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from kernels.activation.reference import sigmoid
+from kernels.quant_linear.reference import decode_e4m3
 
 
 def ngram_row_ids(
@@ -43,3 +44,10 @@ def ple_gate(
     raw_TC = product.sum(-1).mul_(hidden**-0.5)
     gate_TC = sigmoid(raw_TC.abs().clamp_min_(1e-6).sqrt_().mul_(raw_TC.sign()))
     return (gate_TC[..., None] * value_TH.float()[:, None]).flatten(1)
+
+
+def gather_rows(table_RB: torch.Tensor, ids_Th: torch.Tensor, scale: float) -> torch.Tensor:
+    known_Th = (ids_Th >= 0) & (ids_Th < table_RB.shape[0])
+    codes_ThB = table_RB[ids_Th.clamp(0, table_RB.shape[0] - 1)]
+    codes_ThB = codes_ThB.masked_fill(~known_Th[..., None], 0)
+    return (decode_e4m3(codes_ThB) * scale).flatten(1)

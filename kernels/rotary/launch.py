@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from kernels.rotary.triton import angles as angles_kernel
@@ -66,7 +69,14 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _launch(kernel, x_THD, cos_TF, sin_TF, constants, **flags):  # type: ignore[no-untyped-def]
+def _launch(
+    kernel: Any,
+    x_THD: torch.Tensor,
+    cos_TF: torch.Tensor,
+    sin_TF: torch.Tensor,
+    constants: Callable[[int, int], dict[str, int]],
+    **flags: bool,
+) -> torch.Tensor:
     x_THD = x_THD if x_THD.stride(2) == 1 else x_THD.contiguous()
     cos_TF, sin_TF = cos_TF.contiguous(), sin_TF.contiguous()
     assert cos_TF.dtype == sin_TF.dtype == torch.float32

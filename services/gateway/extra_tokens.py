@@ -54,8 +54,7 @@ async def filled_middle(before: bytes, suffix: str, tokenizers: Tokenizers) -> b
     The marker of the beginning stands behind a token that begins a text, if `before` has one.
     Raises ApiError 400 when the vocabulary has no markers of a gap.
     """
-    texts = (_PROBE = "a"  # any text: only what stands around it is used
-FIM_BEGIN, FIM_HOLE, FIM_END)
+    texts = (FIM_BEGIN, FIM_HOLE, FIM_END)
     begin, hole, end = await asyncio.gather(*(_marker(text, tokenizers) for text in texts))
     special = tokenizers.info.special_token_ids if tokenizers.info else ()
     first = unpack(before[:4])

@@ -35,7 +35,6 @@ CHAT: Mapping[str, Harmless] = {
     "audio": _absent,
     "functions": lambda value: not value,
     "function_call": lambda value: value in (None, "none", "auto"),
-    "modalities": lambda value: value is None or value == ["text"],
 }
 COMMON_ONLY: Mapping[str, Harmless] = {}
 COMPLETION: Mapping[str, Harmless] = {

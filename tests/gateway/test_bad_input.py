@@ -254,6 +254,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"thinking_token_budget": -1, "use_beam_search": False, "model": None},
     {"temperature": None, "top_p": None, "n": None, "stop": None, "logit_bias": None},
     {"model": ""},
+    {"modalities": ["text", "audio"]},
     {"model": "fake-model", "temperature": 1, "top_p": 1},
 ]
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.gateway.conftest import Stack
+from tests.gateway.conftest import Stack, until
 from tests.gateway.fakes import Reply, text_reply
 from tests.gateway.vocabulary import END_THINK, EOS, call, ids
 
@@ -160,7 +160,7 @@ async def test_stop_string_ends_the_choice_and_cancels_the_engine(stack: Stack) 
     assert choice["message"]["content"] == "one "
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOP")
     assert body["usage"]["completion_tokens"] == 8
-    assert stack.engine.cancelled == 1
+    await until(lambda: stack.engine.cancelled == 1, 5.0)
 
 
 async def test_stop_string_of_one_choice_leaves_the_others_alone(stack: Stack) -> None:

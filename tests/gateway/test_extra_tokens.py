@@ -1,4 +1,4 @@
-"""A prompt with a gap, for vocabularies that have markers of one."""
+"""Tokens beside those of a prompt: the markers of a gap, and what stands around any text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from warhorse.v1 import tokenizer_pb2
 
 from services.gateway.errors import ApiError
-from services.gateway.extra_tokens import FIM_BEGIN, FIM_END, FIM_HOLE, filled_middle
+from services.gateway.extra_tokens import FIM_BEGIN, FIM_END, FIM_HOLE, filled_middle, framed
+from services.gateway.plan import Prompt
 from services.gateway.tokens import pack, unpack
 
 MARKERS = {FIM_BEGIN: 300, FIM_HOLE: 301, FIM_END: 302}
@@ -48,3 +49,24 @@ async def test_vocabularies_without_markers_refuse_a_suffix() -> None:
     tokenizers: Any = Bytes({})
     with pytest.raises(ApiError, match="suffix is not currently supported"):
         await filled_middle(pack([97]), "y", tokenizers)
+
+
+class Framing:
+    """Puts tokens around every text that is encoded with special tokens."""
+
+    def __init__(self, before: list[int], after: list[int]) -> None:
+        self._around = (before, after)
+
+    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> bytes:
+        before, after = self._around if request.add_special_tokens else ([], [])
+        return pack([*before, *request.text.encode(), *after])
+
+
+@pytest.mark.parametrize("after", [[], [305]])
+@pytest.mark.parametrize("before", [[], [BOS], [BOS, 304]])
+async def test_frame_of_a_text_is_put_around_a_prompt(before: list[int], after: list[int]) -> None:
+    tokenizers: Any = Framing(before, after)
+    image = tokenizer_pb2.ImageInput(offset=1, length=2)
+    prompt = await framed(Prompt(pack([7, 9, 9, 8]), images=(image,)), tokenizers)
+    assert unpack(prompt.token_ids) == [*before, 7, 9, 9, 8, *after]
+    assert unpack(prompt.token_ids)[prompt.images[0].offset :][:2] == [9, 9]

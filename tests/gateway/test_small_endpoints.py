@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.conftest import Stack, until
 from tests.gateway.fakes import text_reply
@@ -92,6 +93,11 @@ async def test_engines_are_described(stack: Stack) -> None:
     await until(lambda: stack.app.state.gateway.engines.set.peers[0].load.waiting == 3)
     (load,) = (await get("/v1/loads"))["loads"]
     assert (load["num_running_reqs"], load["num_waiting_reqs"], load["token_usage"]) == (2, 3, 0.25)
+    text = (await stack.http.get("/v1/loads?format=prometheus")).text
+    gauges = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    (sample,) = gauges["sglang:num_waiting_reqs"]
+    assert (sample.labels, sample.value) == ({"engine": "0"}, 3)
+    assert set(gauges) == {f"sglang:{name}" for name in load} - {"sglang:engine"}
     assert (await get("/server_info"))["engines"][0]["family"] == "fake"
     assert (await get("/get_model_info"))["max_model_len"] == 512
     assert (await stack.http.get("/ready")).status_code == 200

@@ -160,7 +160,7 @@ def test_what_is_out_of_range_is_left_out() -> None:
     asked = question(64, ((0, 90, 0), (0, 1 << 40, 0), (-5, 40, 0), (0, 50, 0), (0, 3, 0)))
     asked.sequence_T[3], asked.sequence_T[4] = 2, -1
     chosen = torch.tensor([[0, 17, 88, 3, -5, 1 << 33, 87]]).repeat(5, 1).to(DEVICE)
-    named = Entries(entries, torch.zeros(5, dtype=torch.int64), chosen)
+    named = Entries(entries, torch.zeros(5, dtype=torch.int64, device=DEVICE), chosen)
     checked = replace(asked, last_T=asked.last_T.clamp_max(WINDOW_PAGE * PAGES))
     assert error(run(asked, window, named, SPLIT), dense(checked, window, named)) < ERROR
     every = Entries(entries, torch.tensor([88, 1 << 40, -3, 9, 9], device=DEVICE))

@@ -228,7 +228,8 @@ def _cut(
 @triton.jit
 def _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE: tl.constexpr):
     """The id of the token number `equal` (from 0), in order of ids, among those with `key`."""
-    low, high = tl.zeros((), tl.int64), (vocab - 1).to(tl.int64)
+    low = tl.zeros((), tl.int64)
+    high = low + vocab - 1
     if equal == 0:  # the usual case needs one pass
         first = tl.full((TILE,), 0x7FFFFFFF, tl.int32)
         for start in range(0, tl.where(amount <= capacity, amount, vocab), TILE):

@@ -35,8 +35,9 @@ def add_commands(commands: Subparsers) -> None:
 
 
 def run_test(arguments: argparse.Namespace) -> int:
-    """pytest with whatever arguments follow."""
-    return run(sys.executable, "-m", "pytest", *arguments.rest)
+    """pytest in two processes, with whatever arguments follow."""
+    side_by_side = ("-n", "2", "--dist", "loadgroup")
+    return run(sys.executable, "-m", "pytest", *side_by_side, *arguments.rest)
 
 
 def run_memory(arguments: argparse.Namespace) -> int:

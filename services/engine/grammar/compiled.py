@@ -40,6 +40,11 @@ class Matcher(Protocol):
         """Whether a stop token was accepted: nothing follows."""
         ...
 
+    @property
+    def stuck(self) -> bool:
+        """Whether the grammar lets nothing follow, not even an end."""
+        ...
+
     def accept(self, token: int) -> bool:
         """Take a token; False, and nothing changes, where the grammar forbids it."""
         ...
@@ -62,7 +67,8 @@ def compile_grammar(form: str, value: Any, *, gap: bool, folder: Path, vocab_siz
         compiled = _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
     else:
         compiled = _compile(form, value, gap, folder, vocab_size)
-    make_matcher(compiled, folder, vocab_size, (0,)).mask()
+    if make_matcher(compiled, folder, vocab_size, (0,)).stuck:
+        raise GrammarError("the grammar allows no output")
     return compiled
 
 
@@ -130,8 +136,16 @@ def _loaded(compiled: bytes, folder: Path, vocab_size: int) -> Any:
     return xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), vocabulary)
 
 
+def _or_end(mask: Mask, stops: frozenset[int]) -> Mask:
+    """The mask, or where it is empty that of an end."""
+    if not mask.any():
+        for token in stops:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
 class _XgrammarMatcher:
-    """See `Matcher`."""
+    """See `Matcher`. Where a grammar leads to a place that nothing can follow, the output ends."""
 
     def __init__(
         self, compiled: bytes, folder: Path, vocab_size: int, stop_token_ids: Sequence[int]
@@ -142,19 +156,34 @@ class _XgrammarMatcher:
             _loaded(compiled, folder, vocab_size), override_stop_tokens=list(stop_token_ids)
         )
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
+        self._stops = frozenset(stop_token_ids)
+        self._given_up = False
 
     @property
     def ended(self) -> bool:
-        return bool(self._matcher.is_terminated())
+        return self._given_up or bool(self._matcher.is_terminated())
+
+    @property
+    def stuck(self) -> bool:
+        return not self._following().any()
 
     def accept(self, token: int) -> bool:
-        return bool(self._matcher.accept_token(token))
+        if self._matcher.accept_token(token):
+            return True
+        self._given_up = token in self._stops and self.stuck
+        return self._given_up
 
     def rollback(self, count: int) -> None:
+        if count and self._given_up:
+            self._given_up = False
+            count -= 1
         if count:
             self._matcher.rollback(count)
 
     def mask(self) -> Mask:
+        return _or_end(self._following(), self._stops)
+
+    def _following(self) -> Mask:
         self._matcher.fill_next_token_bitmask(self._bitmask, 0)
         row: npt.NDArray[np.int32] = self._bitmask[0].numpy()
         return row.view(np.uint32).copy()
@@ -174,9 +203,13 @@ class _LlguidanceMatcher:
         self._words = -(-vocab_size // 32)
         self.ended = False
 
+    @property
+    def stuck(self) -> bool:
+        return not self._following().any()
+
     def accept(self, token: int) -> bool:
         if token in self._stops:
-            self.ended = bool(self._matcher.is_accepting())
+            self.ended = bool(self._matcher.is_accepting()) or self.stuck
             return self.ended
         return bool(self._matcher.try_consume_tokens([token]))
 
@@ -188,6 +221,9 @@ class _LlguidanceMatcher:
             self._matcher.rollback(count)
 
     def mask(self) -> Mask:
+        return _or_end(self._following(), self._stops)
+
+    def _following(self) -> Mask:
         words = np.zeros(self._words, dtype=np.uint32)
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
         words[: packed.size] = packed

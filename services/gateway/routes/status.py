@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -46,9 +47,15 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         return json_response({"server_load": running})
 
     @app.get("/v1/loads")
-    async def loads() -> Response:
-        """Queue and memory of every engine, as they last reported them."""
-        return json_response({"loads": [_load(peer) for peer in state.engines.set.peers]})
+    async def loads(request: Request) -> Response:
+        """Queue and memory of every engine, as they last reported them.
+
+        With `?format=prometheus` as gauges.
+        """
+        found = [_load(peer) for peer in state.engines.set.peers]
+        if request.query_params.get("format") == "prometheus":
+            return Response(_gauges(found), media_type=CONTENT_TYPE_LATEST)
+        return json_response({"loads": found})
 
     @app.get("/version")
     async def version() -> Response:
@@ -64,6 +71,16 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     async def root() -> Response:
         """A sign of life."""
         return json_response({"status": "ok"})
+
+
+def _gauges(loads: Sequence[dict[str, Any]]) -> str:
+    """Prometheus text: one gauge for each number of a load, one sample for each engine."""
+    lines = []
+    for name in loads[0] if loads else ():
+        if name != "engine":
+            lines.append(f"# TYPE sglang:{name} gauge")
+            lines += [f'sglang:{name}{{engine="{one["engine"]}"}} {one[name]:g}' for one in loads]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _load(peer: EnginePeer) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from warhorse.v1.tokenizer_pb2 import (
 
 from services.common.cli.up import DEFAULT_MODEL as NANO
 from services.common.errors import ServiceError
-from services.engine.grammar.compiled import compile_grammar, make_matcher
+from services.engine.grammar.compiled import GrammarError, Mask, compile_grammar, make_matcher
 from services.engine.grammar.service import GrammarCompiler
 from services.engine.sampling.grammar import GrammarState, allowed
 from services.engine.sampling.params import GrammarUse
@@ -131,6 +131,44 @@ def test_reasoning_is_free_until_its_end_wherever_that_falls_in_a_step() -> None
     (mask,) = grammar.masks(())
     assert mask is not None and allowed(mask, VOCAB)[brace]
     assert not allowed(mask, VOCAB)[word]
+
+
+ENDLESS = [
+    ("json_schema", '{"$ref": "#"}'),
+    ("json_schema", '{"anyOf": [{"$ref": "#"}]}'),
+    ("regex", r"[^\s\S]"),
+    ("ebnf", "root ::= root"),
+]
+
+
+@pytest.mark.parametrize(("form", "value"), ENDLESS)
+def test_grammar_of_nothing_is_refused(form: str, value: str) -> None:
+    with pytest.raises(GrammarError, match="allows no output"):
+        compiled(form, value)
+
+
+@pytest.mark.parametrize("form", ["ebnf", "json_schema"])
+def test_an_output_ends_where_nothing_can_follow(form: str) -> None:
+    """Behind the gap after reasoning, or in the middle: the end is allowed, and rolled back."""
+    if form == "ebnf":
+        place = state(compiled(form, 'root ::= "a" nothing\nnothing ::= nothing'))
+        place.advance(TOKENIZER.encode("a", add_special_tokens=False).ids)
+    else:
+        place = state(compiled(form, '{"$ref": "#"}', gap=True))
+        while (open_ := allowed(first(place), VOCAB)).sum() > 1 or not open_[END]:
+            place.advance([int(np.flatnonzero(open_)[0])])
+    before = allowed(first(place), VOCAB)
+    assert np.flatnonzero(before).tolist() == [END]
+    assert place.masks([END])[1] is None
+    assert np.array_equal(allowed(first(place), VOCAB), before)
+    place.advance([END])
+    assert place.masks([]) == [None]
+
+
+def first(place: GrammarState) -> Mask:
+    (mask,) = place.masks([])
+    assert mask is not None
+    return mask
 
 
 @pytest.mark.parametrize("form", ["json_schema", "regex"])
