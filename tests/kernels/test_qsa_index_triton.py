@@ -89,7 +89,7 @@ def test_scores_agree_with_double_precision(dtype: torch.dtype) -> None:
     q, pool = torch.randn_like(q, dtype=dtype), torch.randn_like(pool, dtype=dtype)
     found = launch.scores_of(q, pool, place, range(2), RATIO, KEPT)
     keys = pool[place.page_table_BP[0, :-1]].flatten(0, 1)[:174].double()
-    exact = (torch.einsum("thd,nd->thn", q.double(), keys)).clamp(min=0).sum(1) / 8
+    exact = (torch.einsum("thd,kd->thk", q.double(), keys)).clamp(min=0).sum(1) / 8
     torch.testing.assert_close(found[:, :174].double(), exact, rtol=1e-5, atol=1e-5)
 
 
