@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 # Packages whose own requirements are not followed: their needed sets are in the extras.
-NO_DEPENDENCIES = ("lmcache", "xgrammar")
+NO_DEPENDENCIES = ("lmcache", "xgrammar", "humming-kernels")
 
 
 def main(extra: str, pip_arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 # Without a card Triton kernels run in its interpreter, which decorators choose at import.
 if not Path("/dev/nvidiactl").exists():
@@ -15,6 +16,15 @@ if not Path("/dev/nvidiactl").exists():
 WITH_PROCESSES = {
     "common", "compose", "containers", "front", "kvcache", "offload", "stack", "supervisor",
 }  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread before the first fixture of a test: another number may change the last bits.
+
+    Two threads on a busy machine also wait for each other far longer than they compute.
+    """
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(trylast=True)

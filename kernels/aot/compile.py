@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from kernels.aot.stand_in import sample_launch, stand_in_for
 from kernels.aot.variant import Variant
 
 KIB = 1024
@@ -25,43 +24,61 @@ BACKWARD = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
 
 @dataclass(frozen=True)
 class Report:
-    """Cost of a compiled variant. `problem` is empty where it fits its target."""
+    """Cost of a compiled variant. `problem` is empty where it fits its target.
+
+    stack_bytes: local memory of a thread, which holds its spills. loop_instructions: of the hot
+    loop, 0 where it was not looked at. seconds: CPU time of compiling and reading the code.
+    """
 
     label: str
     target: int
     registers: int = 0
-    spill_bytes: int = 0
+    stack_bytes: int = 0
     shared_bytes: int = 0
     loop_instructions: int = 0
     loop_spills: int = 0
     problem: str = ""
+    seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compile_variant(variant: Variant, target: int) -> Report:
+def compile_variant(variant: Variant, target: int, *, loops: bool = True) -> Report:
     """Compile for sm`target`, through Triton's cache; a failure to compile is a problem too.
 
+    Without `loops` only code that has a stack is disassembled: without one nothing is spilled.
     One process must compile for one target only: Triton 3.6 keeps casts of the first it meets.
     """
+    begin = _cpu_seconds()
     try:
-        compiled = _compile(variant, target)
+        compiled = compiled_code(variant, target)
     except Exception as error:  # whatever the compiler raises is this variant's result
         return Report(variant.label, target, problem=f"{type(error).__name__}: {_last_line(error)}")
-    registers, spills = _resources(compiled.asm["ptx"], target)
-    loop = _hot_loop(_disassemble(compiled.asm["cubin"]))
+    with tempfile.NamedTemporaryFile(prefix="wh-aot-", suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        registers, stack = _resources(file.name)
+        loop = _hot_loop(_run("cuobjdump", "-sass", file.name)) if loops or stack else []
     loop_spills = sum(1 for text in loop if re.search(r"\b(LDL|STL)\b", text))
     shared = compiled.metadata.shared
-    problems = []
-    if shared > SHARED_LIMIT[target]:
-        problems.append(f"shared memory {shared} of {SHARED_LIMIT[target]}")
-    if loop_spills:
-        problems.append(f"{loop_spills} spill instructions in the hot loop")
+    problem = "; ".join(_problems(shared, loop_spills, target))
     return Report(
-        variant.label, target, registers, spills, shared, len(loop), loop_spills,
-        "; ".join(problems),
+        variant.label, target, registers, stack, shared, len(loop), loop_spills, problem,
+        _cpu_seconds() - begin,
     )  # fmt: skip
+
+
+def _cpu_seconds() -> float:
+    """Of this process and the compilers that it has run."""
+    return sum(os.times()[:4])
+
+
+def _problems(shared: int, loop_spills: int, target: int) -> Iterator[str]:
+    if shared > SHARED_LIMIT[target]:
+        yield f"shared memory {shared} of {SHARED_LIMIT[target]}"
+    if loop_spills:
+        yield f"{loop_spills} spill instructions in the hot loop"
 
 
 def _last_line(error: BaseException) -> str:
@@ -71,40 +88,23 @@ def _last_line(error: BaseException) -> str:
     return lines[-1][:200] if lines else ""
 
 
-def _compile(variant: Variant, target: int) -> Any:
-    names = variant.kernel.arg_names
-    signature = {name: variant.arguments.get(name, "constexpr") for name in names}
-    attributes = {
-        (names.index(name),): [["tt.divisibility", 16]] for name in names if name in variant.aligned
-    }
-    source = ASTSource(variant.kernel, signature, variant.constants, attributes)
-    options = {"num_warps": variant.warps, "num_stages": variant.stages}
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+def compiled_code(variant: Variant, target: int) -> Any:
+    """Triton's result for a launch of this variant on sm`target`, from its cache if it is there."""
+    stand_in_for(target)
+    arguments = sample_launch(variant)
+    return variant.kernel.warmup(*arguments, grid=(1,), **variant.options)
 
 
-def _run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(tool: str, *arguments: str) -> str:
     command = [getattr(knobs.nvidia, tool).path, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _resources(ptx: str, target: int) -> tuple[int, int]:
-    """Registers of a thread and bytes spilled: the assembler says so, the cubin does not."""
-    with tempfile.TemporaryDirectory(prefix="wh-aot-") as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        name = f"sm_{target}{'a' if target >= 90 else ''}"
-        output = str(Path(folder, "kernel.cubin"))
-        log = _run("ptxas", "-v", f"--gpu-name={name}", str(source), "-o", output).stderr
-    registers = re.findall(r"Used (\d+) registers", log)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
-    return int(registers[0]), sum(map(int, spills))
-
-
-def _disassemble(cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(prefix="wh-aot-", suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return _run("cuobjdump", "-sass", file.name).stdout
+def _resources(cubin: str) -> tuple[int, int]:
+    """Registers and stack bytes of a thread."""
+    found = re.search(r"REG:(\d+) STACK:(\d+)", _run("cuobjdump", "-res-usage", cubin))
+    assert found, "cuobjdump names no resources"
+    return int(found[1]), int(found[2])
 
 
 def _hot_loop(sass: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,11 +23,12 @@ def variants(target: int) -> Iterator[Variant]:
     """Every kernel with every tuned configuration of `target`, without repeats.
 
     An operation with kernels has `kernels/<op>/variants.py` with
-    `variants(target) -> Iterator[Variant]`.
+    `variants(target) -> Iterator[Variant]`; its name comes before their labels.
     """
     seen: set[tuple[object, ...]] = set()
-    for operation in operations("variants"):
-        for variant in operation.variants(target):
+    for module in operations("variants"):
+        operation = module.__name__.split(".")[1]
+        for variant in module.variants(target):
             if variant.key not in seen:
                 seen.add(variant.key)
-                yield variant
+                yield replace(variant, label=f"{operation}: {variant.label}")

@@ -10,6 +10,7 @@ from typing import Any
 class Variant:
     """One compilation. `arguments` gives a Triton type for each run-time argument in order;
     those in `aligned` are multiples of 16 (addresses or values), as launches on real tensors are.
+    `registers`: most of a thread, None for what the compiler likes.
     """
 
     label: str
@@ -19,12 +20,20 @@ class Variant:
     aligned: frozenset[str]
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the launch."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages} | limit
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for variants that compile to the same code."""
-        constants = tuple(sorted(self.constants.items()))
+        function = self.kernel.fn
         return (
-            self.kernel.fn.__name__, tuple(self.arguments.items()), constants, self.warps,
-            self.stages,
+            function.__module__, function.__name__, tuple(self.arguments.items()),
+            tuple(sorted(self.constants.items())), self.aligned, self.warps, self.stages,
+            self.registers,
         )  # fmt: skip

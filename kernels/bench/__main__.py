@@ -35,22 +35,20 @@ def main() -> int:
 
         select.write_table(arguments.select)
         return 0
-    result = _measure(arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if any("refused" in row for row in result["rows"]) else 0
+    return _measure(arguments)
 
 
-def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace) -> int:
+    """The results so far are in the JSON after every row. Returns 1 if a row was refused."""
     import torch
     import triton
 
-    from kernels.bench import ceilings, humming_peer, tune
+    from kernels.bench import ceilings, tune
     from kernels.bench.measure import all_cases, measure
 
     override = os.environ.get("TRITON_OVERRIDE_ARCH", "")
     setting = f"TRITON_OVERRIDE_ARCH={override} " if override else ""
-    result = {
+    result: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "path": f"{override} lowering" if override else "native lowering",
         "command": setting + "python -m kernels.bench",
@@ -59,13 +57,20 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     torch.manual_seed(0)
     if arguments.tune:
-        return result | {"rows": tune.tune(arguments.only, arguments.workers)}
+        _write(arguments.json, result | {"rows": tune.tune(arguments.only, arguments.workers)})
+        return 0
     top = ceilings.measure()
     print(top, flush=True)
-    if humming_peer.installed() and not arguments.no_peers:
-        humming_peer.follow_override()
-    rows = measure(all_cases(arguments.only), top, peers=not arguments.no_peers)
-    return result | {"ceilings": top.as_dict(), "rows": rows}
+    result |= {"ceilings": top.as_dict(), "rows": []}
+    for row in measure(all_cases(arguments.only), top, peers=not arguments.no_peers):
+        result["rows"].append(row)
+        _write(arguments.json, result)
+    return int(any("refused" in row for row in result["rows"]))
+
+
+def _write(path: Path | None, result: dict[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ class Work:
     """A case on the card. `calls` are equal but for their inputs, which rotate so that no cache
     holds them; they neither allocate nor synchronise. `error` poisons the outputs of the first
     call, runs it, and gives its relative error against an fp64 product of the same inputs.
+    `nbytes` move in the card's memory at least, `host_nbytes` over the bus to the host, and
+    `flops` are done by its matrix units.
     """
 
     calls: Sequence[Call]
@@ -20,6 +22,7 @@ class Work:
     bound: float
     nbytes: float
     flops: float
+    host_nbytes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from functools import partial
 
 import torch
 
+from kernels.bench.case import Work
 from kernels.bench.timing import elapsed, time_calls
 from kernels.bench.triton import product
 
 COPIED_BYTES = 1 << 31
+HOST_BYTES = 1 << 28
 COPIES = 9
 EDGE = 4096
 # BM, BN, BK, warps, stages: the best tiles known for mma.sync and for wgmma.
@@ -22,15 +24,19 @@ MAX_ERROR = 3e-3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """copy: GB/s read and written; mma: bf16 TFLOP/s of Triton's lowering, as overridden."""
+    """copy: GB/s read and written; host: GB/s of a copy from page-locked memory to the card;
+    mma: bf16 TFLOP/s of Triton's lowering, as overridden.
+    """
 
     copy_gbs: float
+    host_gbs: float
     mma_tflops: float
     library_tflops: float
 
-    def floor_us(self, nbytes: float, flops: float) -> float:
-        """The least time that moving `nbytes` and doing `flops` can take."""
-        return max(nbytes / self.copy_gbs / 1e3, flops / self.mma_tflops / 1e6)
+    def floor_us(self, work: Work) -> float:
+        """The least time that moving the bytes of `work` and doing its operations can take."""
+        memory, host = work.nbytes / self.copy_gbs, work.host_nbytes / self.host_gbs
+        return max(memory / 1e3, host / 1e3, work.flops / self.mma_tflops / 1e6)
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -39,10 +45,18 @@ class Ceilings:
 def _copy_rate() -> float:
     """GB/s read and written, outside a graph, where a copy would go to the slower copy engines."""
     source = torch.randint(0, 255, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / _copy_us(source, torch.empty_like(source)) / 1e3
+
+
+def _host_rate() -> float:
+    source = torch.zeros(HOST_BYTES, dtype=torch.uint8).pin_memory()
+    return HOST_BYTES / _copy_us(source, torch.empty_like(source, device="cuda")) / 1e3
+
+
+def _copy_us(source: torch.Tensor, target: torch.Tensor) -> float:
     target.copy_(source)
-    copied = statistics.median(elapsed(lambda: target.copy_(source)) for _ in range(COPIES))
-    return 2 * COPIED_BYTES / copied / 1e3
+    copies = (elapsed(lambda: target.copy_(source, non_blocking=True)) for _ in range(COPIES))
+    return statistics.median(copies)
 
 
 def measure() -> Ceilings:
@@ -51,7 +65,8 @@ def measure() -> Ceilings:
     flops = 2.0 * EDGE**3
     library = time_calls([partial(torch.mm, a[i], b[i].t()) for i in range(3)], 20_000.0)
     best = min(_product_time(a, b, *tile) for tile in TILES)
-    return Ceilings(_copy_rate(), flops / best / 1e6, flops / library.microseconds / 1e6)
+    mma, by_library = flops / best / 1e6, flops / library.microseconds / 1e6
+    return Ceilings(_copy_rate(), _host_rate(), mma, by_library)
 
 
 def _normal(shape: tuple[int, int]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,36 +20,34 @@ def all_cases(only: str = "") -> Iterator[Case]:
         yield from (case for case in module.cases() if only in f"{case.operation} {case.name}")
 
 
-def measure(cases: Iterable[Case], ceilings: Ceilings, *, peers: bool) -> list[dict[str, Any]]:
+def measure(cases: Iterable[Case], ceilings: Ceilings, *, peers: bool) -> Iterator[dict[str, Any]]:
     """One row a case. A wrong or failing one gets no figures but "refused", which says why."""
-    rows = []
     for case in cases:
         row: dict[str, Any] = {"operation": case.operation, "case": case.name}
-        row |= _measured(case.make(), ceilings)
+        row |= _measured(case.make, ceilings) or {}
         if peers:
-            row["peers"] = _peers(case, ceilings)
+            found = {name: _measured(make, ceilings) for name, make in case.peers.items()}
+            row["peers"] = {name: figures for name, figures in found.items() if figures}
         print(json.dumps(row), flush=True)
-        rows.append(row)
+        yield row
         torch.cuda.empty_cache()
-    return rows
 
 
-def _peers(case: Case, ceilings: Ceilings) -> dict[str, Any]:
-    works = ((name, make()) for name, make in case.peers.items())
-    return {name: _measured(work, ceilings) for name, work in works if work is not None}
-
-
-def _measured(work: Work, ceilings: Ceilings) -> dict[str, Any]:
+def _measured(make: Callable[[], Work | None], ceilings: Ceilings) -> dict[str, Any] | None:
+    """None where `make` gives no work."""
     try:
+        work = make()
+        if work is None:
+            return None
         error = work.error()
         if not error <= work.bound:
             return {"refused": f"relative error {error:.1e}, allowed {work.bound:.1e}"}
         time = time_calls(work.calls)
     except Exception as failure:  # does not compile or fit: the other rows go on
         return {"refused": f"{type(failure).__name__}: {str(failure)[:200]}"}
-    floor = ceilings.floor_us(work.nbytes, work.flops)
-    return {
-        "us": time.microseconds, "spread": time.spread, "error": error, "floor_us": floor,
-        "fraction": floor / time.microseconds, "gbs": work.nbytes / time.microseconds / 1e3,
-        "tflops": work.flops / time.microseconds / 1e6,
+    floor, us = ceilings.floor_us(work), time.microseconds
+    figures = {
+        "us": us, "spread": time.spread, "error": error, "floor_us": floor, "fraction": floor / us,
+        "gbs": work.nbytes / us / 1e3, "tflops": work.flops / us / 1e6,
     }  # fmt: skip
+    return figures | ({"host_gbs": work.host_nbytes / us / 1e3} if work.host_nbytes else {})

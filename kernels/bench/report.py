@@ -1,32 +1,86 @@
-"""The table of docs/kernels.md, from the results in the tree."""
+"""The page docs/kernels.md, from the results in the tree and the marks."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from kernels.bench.marks import Marks
 
 RESULTS = Path(__file__).with_name("results")
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 HEAD = """# Speed of the kernels
 
-Made by `python -m kernels.bench --table` from `kernels/bench/results`. A result file comes from
-`python -m kernels.bench`: ceilings, our kernels, the vendor's library and peers in one process on
-one card; where it was put together otherwise, its section says so. A run ends with an error at the
-first row whose output is wrong.
+Made by `python -m kernels.bench --table` from `kernels/bench/results` and
+`kernels/bench/marks.json`. A result file comes from `python -m kernels.bench`: ceilings, our
+kernels, the vendor's library and peers in one process on one card; where it was put together
+otherwise, its section says so. The output of every row is checked before it is timed; a wrong one
+gets no time.
 
-Floor: the larger of the bytes that must move over the copy rate and the operations over the bf16
-rate that plain Triton reaches on the same path. "%" is floor over time. Times are medians of CUDA
-graph replays over rotating inputs that exceed the caches. "library bf16" is a bf16 product of the
-same shape by the vendor's library, on its own choice of instructions.
+- **floor**: the largest of the bytes that must move over the copy rate, the operations over the
+  bf16 rate that plain Triton reaches on the same path, and the bytes from the host over the rate of
+  a copy from there. **%** is floor over time.
+- **rate**: of what bounds the row: GB/s of memory, of the bus to the host, or bf16 TFLOP/s.
+- **peers**: microseconds, and in brackets their time over ours: above 1 we are faster. "library
+  bf16" is a bf16 product of the same shape by the vendor's library, on its own choice of
+  instructions.
+- **mark**: what the row must reach ("met") and, after the stroke, what is good enough to stop
+  ("good"); percent are of the floor.
+
+Times are medians of CUDA graph replays over rotating inputs that exceed the caches.
+
 """
+
+FOOT = """## How to measure and check
+
+Speed, on a machine with a card; the second line makes a newer card run Ampere's instructions:
+
+```
+python -m kernels.bench --json kernels/bench/results/CARD.json
+TRITON_OVERRIDE_ARCH=sm80 python -m kernels.bench --json kernels/bench/results/CARD-sm80.json
+python -m kernels.bench --table
+```
+
+Code, without a card: every variant compiled for sm80, sm86, sm89 and sm90, with shared memory,
+registers and spills (`--cache` keeps the code for a server, `--launches` lists launches of the
+benchmark that no variant covers):
+
+```
+python -m kernels.aot --verbose
+```
+
+Results, on a card: the tests of the kernels, each also in a replayed CUDA graph.
+
+```
+pytest tests/kernels
+```
+
+Memory errors, and races in shared memory, of every kernel in its replayed graph, on a card with the
+CUDA toolkit; and of the plain tests with every tensor in an allocation of its own, so that a read
+behind a tensor is found (a graph cannot be captured so):
+
+```
+for tool in memcheck racecheck; do
+  compute-sanitizer --tool $tool --error-exitcode 9 python -m pytest tests/kernels -m gpu -k graph
+done
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
+  python -m pytest tests/kernels -m "not gpu" -k triton
+```
+"""
+
+COLUMNS = (
+    "operation", "case", "us", "floor us", "%", "rate", "error", "peers", "mark", "reached", "run",
+)  # fmt: skip
 
 
 def page() -> str:
     """The whole page."""
-    sections = [_section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
-    return "\n".join([HEAD, *sections])
+    marks = Marks()
+    results = (json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
+    return HEAD + "".join(_section(result, marks) for result in results) + FOOT
 
 
 def write_page() -> None:
@@ -34,36 +88,73 @@ def write_page() -> None:
     PAGE.write_text(page())
 
 
-def _section(result: dict[str, Any]) -> str:
-    ceilings = result["ceilings"]
-    lines = [
-        f"## {result['card']}, {result['path']}",
-        "",
-        f"`{result['command']}`; torch {result['torch']}, Triton {result['triton']}. "
-        f"Ceilings: copy {ceilings['copy_gbs']:.0f} GB/s, bf16 by Triton "
-        f"{ceilings['mma_tflops']:.0f} TFLOP/s, by the library "
-        f"{ceilings['library_tflops']:.0f} TFLOP/s.",
-        "",
-        *([result["note"], ""] if "note" in result else []),
-        "| operation | case | us | floor us | % | GB/s | TFLOP/s | error | peers: us (%) | run |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join(lines + [_line(row) for row in result["rows"]] + [""])
+def _section(result: dict[str, Any], marks: Marks) -> str:
+    judged = marks.hold_for(result)
+    rows = [_cells(row, result["ceilings"], marks if judged else None) for row in result["rows"]]
+    parts = [f"## {result['card']}, {result['path']}", _setting(result)]
+    parts += [result["note"]] if "note" in result else []
+    parts += [_tally(rows, marks)] if judged else []
+    return "\n\n".join([*parts, _table(rows)]) + "\n\n"
 
 
-def _line(row: dict[str, Any]) -> str:
-    head = f"| {row['operation']} | {row['case']}"
-    peers = ", ".join(_peer(name, figures) for name, figures in row.get("peers", {}).items())
-    if "refused" in row:
-        return f"{head} | refused: {row['refused']} | | | | | | {peers} | {row.get('run', '')} |"
-    error = f"{row['error']:.1e}" if "error" in row else f"< {row['error_below']:.1e}"
+def _setting(result: dict[str, Any]) -> str:
+    top = result["ceilings"]
+    host = f", from the host {top['host_gbs']:.0f} GB/s" if "host_gbs" in top else ""
     return (
-        f"{head} | {row['us']:.1f} | {row['floor_us']:.1f} | {100 * row['fraction']:.0f} "
-        f"| {row['gbs']:.0f} | {row['tflops']:.0f} | {error} | {peers} | {row.get('run', '')} |"
+        f"`{result['command']}`; torch {result['torch']}, Triton {result['triton']}. Ceilings: "
+        f"copy {top['copy_gbs']:.0f} GB/s{host}, bf16 by Triton {top['mma_tflops']:.0f} TFLOP/s, "
+        f"by the library {top['library_tflops']:.0f} TFLOP/s."
     )
 
 
-def _peer(name: str, figures: dict[str, Any]) -> str:
+def _tally(rows: list[dict[str, str]], marks: Marks) -> str:
+    counts = Counter(row["reached"] for row in rows)
+    figures = ", ".join(f"{counts[name]} {name}" for name in ("good", "met", "missed", "refused"))
+    return f"Marks: {figures}. Their source: {marks.source}"
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    lines += [[row.get(name, "") for name in COLUMNS] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: dict[str, Any], ceilings: dict[str, float], marks: Marks | None) -> dict[str, str]:
+    peers = row.get("peers", {})
+    cells = {
+        "operation": row["operation"],
+        "case": row["case"],
+        "run": str(row.get("run", "")),
+        "peers": ", ".join(_peer(name, figures, row) for name, figures in peers.items()),
+    }
+    if marks:
+        mark = marks.of(row["operation"], row["case"])
+        reached = "refused" if "refused" in row else mark.verdict(row)
+        cells |= {"mark": str(mark), "reached": reached}
+    if "refused" in row:
+        return cells | {"us": f"refused: {row['refused']}".replace("|", "/")}
+    return cells | {
+        "us": f"{row['us']:.1f}",
+        "floor us": f"{row['floor_us']:.1f}",
+        "%": f"{100 * row['fraction']:.0f}",
+        "rate": _rate(row, ceilings),
+        "error": f"{row['error']:.1e}" if "error" in row else f"< {row['error_below']:.1e}",
+    }
+
+
+def _rate(row: dict[str, Any], ceilings: dict[str, float]) -> str:
+    """Of what bounds the row: the ceiling that it is nearest to."""
+    used = {
+        f"{row['gbs']:.0f} GB/s": row["gbs"] / ceilings["copy_gbs"],
+        f"{row['tflops']:.0f} TFLOP/s": row["tflops"] / ceilings["mma_tflops"],
+    }
+    if row.get("host_gbs"):
+        used[f"{row['host_gbs']:.1f} GB/s host"] = row["host_gbs"] / ceilings["host_gbs"]
+    return max(used, key=lambda name: used[name])
+
+
+def _peer(name: str, figures: dict[str, Any], row: dict[str, Any]) -> str:
     if "refused" in figures:
-        return f"{name} refused ({figures['refused']})"
-    return f"{name} {figures['us']:.1f} ({100 * figures['fraction']:.0f})"
+        return f"{name} refused ({figures['refused']})".replace("|", "/")
+    ratio = f" ({figures['us'] / row['us']:.2f})" if "us" in row else ""
+    return f"{name} {figures['us']:.1f}{ratio}"

@@ -48,7 +48,7 @@ def candidates(weights: str, rows: int) -> Iterator[Config]:
 def _precompile(job: tuple[str, int, Config]) -> str:
     """Launch once on small tensors: what compiles stays in Triton's cache."""
     weights, rows, config = job
-    matrix: QuantMatrix = prepare(random_matrix(weights, *WARM_SHAPE))  # type: ignore[assignment]
+    matrix: QuantMatrix = prepare(random_matrix(weights, *WARM_SHAPE), "triton")  # type: ignore[assignment]
     x = torch.randn(rows, WARM_SHAPE[1], device="cuda").bfloat16()
     out = torch.empty(rows, WARM_SHAPE[0], dtype=torch.bfloat16, device="cuda")
     try:

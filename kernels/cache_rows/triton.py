@@ -146,7 +146,7 @@ def place_of(
     return (page.to(tl.int64) << shift) + (entry & ((1 << shift) - 1)), mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def encode(
     x, out, out_tail, N, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TAIL: tl.constexpr,
     FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, E8M0: tl.constexpr,
@@ -161,7 +161,7 @@ def encode(
     store_rows(out, out_tail, row, mask, values, R, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def decode(
     rows, rows_tail, out, N, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     TAIL: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr,

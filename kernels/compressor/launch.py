@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from kernels.compressor import Finish
 
 ROUND = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
-CHANNELS, POOL_WARPS = 128, 1  # of a program that pools
-MOST_UNROLLED = 8  # tokens whose rows are loaded at once
+CHANNELS, POOL_WARPS = 128, 4  # of a program that pools: one channel a thread
+UNROLLED, MOST_UNROLLED = 8, 32  # tokens whose rows are loaded at once, where they are many
+FEW_TOKENS = 256  # each has a program; where there are more a window has one
 SEQUENCES = 256  # that are compared at a time
 COPIED, WARPS, STAGES = 1024, 4, 1
 
@@ -39,22 +40,26 @@ def pool_rows(
     assert starts_B1.shape == (sequences + 1,) and positions_T.shape == (tokens,)
     entries_TD = torch.empty(tokens, width, dtype=torch.float32, device=rows_TX.device)
     states_WYD = torch.empty(writes, rows, width, dtype=torch.float32, device=rows_TX.device)
+    values = pool_constants(tokens, ratio, overlap=overlap)
+    span = int(values["SPAN"])
     if tokens + writes:
-        pool_kernel[(tokens + writes, -(-width // CHANNELS))](
+        pool_kernel[(-(-tokens // span) + writes, -(-width // CHANNELS))](
             rows_TX, scores_TX, state_BYD, starts_B1, positions_T, write_token_W, entries_TD,
-            states_WYD, tokens, sequences, width, **pool_constants(ratio, overlap=overlap),
-            num_warps=POOL_WARPS, num_stages=STAGES,
+            states_WYD, tokens, sequences, width, **values, num_warps=POOL_WARPS,
+            num_stages=STAGES,
         )  # fmt: skip
     return entries_TD, states_WYD
 
 
-def pool_constants(ratio: int, *, overlap: bool) -> dict[str, int | bool]:
+def pool_constants(tokens: int, ratio: int, *, overlap: bool) -> dict[str, int | bool]:
     """The constants of `pool_rows`."""
+    few = tokens <= FEW_TOKENS
     return {
         "RATIO": ratio,
         "OVERLAP": overlap,
+        "SPAN": 1 if few else 1 << (ratio.bit_length() - 1),
         "BD": CHANNELS,
-        "UNROLL": min(ratio, MOST_UNROLLED),
+        "UNROLL": min(ratio, UNROLLED if few else MOST_UNROLLED),
         "CHUNK": SEQUENCES,
     }
 

@@ -1,7 +1,7 @@
 """Triton kernels of compressed entries: pooling of windows, and the entries' way into the pool.
 
 Legend: T tokens, W state writes, B sequences, D width of an entry, X = D, or 2 D where windows
-overlap, r = RATIO tokens of a window, BD channels of a program.
+overlap, r = RATIO tokens of a window, SPAN tokens and BD channels of a program.
 """
 
 from __future__ import annotations
@@ -34,41 +34,44 @@ def _pool(rows, scores, state, start, stop, fresh, X, D, mask, UNROLL: tl.conste
     """Running sums (largest score, weights, rows) after the tokens from `start` to `stop` - 1.
 
     They begin as `state` says, or, if `fresh`, with the first token. rows, scores and state point
-    at the program's channels. Every token is added by the same three operations.
+    at the program's channels. Every token is added by the same operations, which change nothing
+    where there is none: its score is -inf.
     """
-    top = tl.load(state, mask=mask & (fresh == 0), other=0.0)
-    total = tl.load(state + D, mask=mask & (fresh == 0), other=0.0)
-    pooled = tl.load(state + 2 * D, mask=mask & (fresh == 0), other=0.0)
-    for base in range(start, stop, UNROLL):
+    goes_on = mask & (fresh == 0)
+    top = tl.load(state, mask=goes_on, other=float("-inf"))
+    total = tl.load(state + D, mask=goes_on, other=0.0)
+    pooled = tl.load(state + 2 * D, mask=goes_on, other=0.0)
+    rows += start * X
+    scores += start * X
+    count = (stop - start).to(tl.int32)
+    for base in range(0, count, UNROLL):
         for u in tl.static_range(UNROLL):
-            token = start + (base - start) + u
-            live = mask & (token < stop)
-            score = tl.load(scores + token * X, mask=live, other=0.0)
-            row = tl.load(rows + token * X, mask=live, other=0.0)
-            first = (fresh != 0) & (token == start)
-            new_top = tl.where(first, score, tl.maximum(top, score))
-            kept = tl.where(first, 0.0, tl.exp(top - new_top))
+            live = mask & (base + u < count)
+            score = tl.load(scores + (base + u) * X, mask=live, other=float("-inf"))
+            row = tl.load(rows + (base + u) * X, mask=live, other=0.0)
+            new_top = tl.maximum(top, score)
+            kept = tl.exp(top - new_top)
             new = tl.exp(score - new_top)
-            total = tl.where(live, tl.fma(total, kept, new), total)
-            pooled = tl.where(live, tl.fma(pooled, kept, new * row), pooled)
-            top = tl.where(live, new_top, top)
+            total = tl.fma(total, kept, new)
+            pooled = tl.fma(pooled, kept, new * row)
+            top = new_top
     return top, total, pooled
 
 
 @triton.jit
 def _store_state(at, top, total, pooled, D, mask):
-    tl.store(at, top, mask=mask)
+    tl.store(at, tl.where(total > 0.0, top, 0.0), mask=mask)  # an empty one is all zeros
     tl.store(at + D, total, mask=mask)
     tl.store(at + 2 * D, pooled, mask=mask)
 
 
-@triton.jit(do_not_specialize=["T", "B"])
-def pool_rows(
-    rows, scores, state, starts, positions, write_token, entries, states, T, B, D,
-    RATIO: tl.constexpr, OVERLAP: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
+@triton.jit
+def _pool_to(
+    rows, scores, state, starts, positions, token, out, T, B, D, d,
+    RATIO: tl.constexpr, OVERLAP: tl.constexpr, ENTRY: tl.constexpr, UNROLL: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Entry of a token (programs below T) or the states after a token (the others).
+    """Store the entry that the token closes, zeros if none, or the state after the token.
 
     | tokens of the step | last window, A | open window |
     |---|---|---|
@@ -77,29 +80,22 @@ def pool_rows(
     | none, the open window begins | A of the open state | pooled here |
     | none, the open window goes on | A of the last state | pooled on from the open state |
     """
-    number = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = d < D
     X = D * (2 if OVERLAP else 1)
-    Y: tl.constexpr = 9 if OVERLAP else 3
-    is_entry = number < T
-    token = number
-    if number >= T:
-        token = tl.load(write_token + (number - T))
     known = (token >= 0) & (token < T)
     position = tl.load(positions + token, mask=known, other=-1)
     b = _sequence_of(starts, token, B, CHUNK)
-    known = known & (position >= 0) & (b < B)
+    wanted = known & (position >= 0) & (b < B)
     place = position % RATIO
-    wanted = known & ((is_entry == 0) | (place == RATIO - 1))
-    begin_step = tl.load(starts + b, mask=known, other=0)
+    if ENTRY:
+        wanted = wanted & (place == RATIO - 1)
+    begin_step = tl.load(starts + b, mask=wanted, other=0)
     begin = token - place
     start = tl.maximum(begin, begin_step)
     stop = tl.where(wanted, token + 1, start)
     mask = inside & wanted
     fresh = (begin >= begin_step).to(tl.int32)
-    held = state + b * (Y * D) + d
-    out = states + (number - T) * (Y * D) + d
+    held = state + b * ((9 if OVERLAP else 3) * D) + d
     if OVERLAP:
         last_start = tl.maximum(begin - RATIO, begin_step)
         last_stop = tl.where(wanted, tl.maximum(begin, last_start), last_start)
@@ -112,14 +108,14 @@ def pool_rows(
         top, total, pooled = _pool(
             rows + D + d, scores + D + d, held + 6 * D, start, stop, fresh, X, D, mask, UNROLL
         )
-        if is_entry:
+        if ENTRY:
             has_a = a_total > 0
             best = tl.maximum(tl.where(has_a, a_top, float("-inf")), top)
             a = tl.where(has_a, tl.exp(a_top - best), 0.0)
             share = tl.exp(top - best)
             weight = a_total * a + total * share
             entry = (a_pooled * a + pooled * share) / tl.where(wanted, weight, 1.0)
-            tl.store(entries + token * D + d, tl.where(wanted, entry, 0.0), mask=inside)
+            tl.store(out, tl.where(wanted, entry, 0.0), mask=inside)
         else:
             open_top, open_total, open_pooled = _pool(
                 rows + d, scores + d, held + 3 * D, start, stop, fresh, X, D, mask, UNROLL
@@ -131,11 +127,49 @@ def pool_rows(
         top, total, pooled = _pool(
             rows + d, scores + d, held, start, stop, fresh, X, D, mask, UNROLL
         )
-        if is_entry:
+        if ENTRY:
             entry = pooled / tl.where(wanted, total, 1.0)
-            tl.store(entries + token * D + d, tl.where(wanted, entry, 0.0), mask=inside)
+            tl.store(out, tl.where(wanted, entry, 0.0), mask=inside)
         else:
             _store_state(out, top, total, pooled, D, inside)
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def pool_rows(
+    rows, scores, state, starts, positions, write_token, entries, states, T, B, D,
+    RATIO: tl.constexpr, OVERLAP: tl.constexpr, SPAN: tl.constexpr, BD: tl.constexpr,
+    UNROLL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Entries of SPAN tokens (the first programs) or the state after a token (the others).
+
+    Of SPAN <= RATIO tokens one closes a window, unless they are of several sequences.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BD + tl.arange(0, BD)
+    spans = (T + (SPAN - 1)) // SPAN
+    if number < spans:
+        first = number * SPAN
+        token = first + tl.arange(0, SPAN)
+        position = tl.load(positions + token, mask=token < T, other=-1)
+        closes = (position >= 0) & (position % RATIO == RATIO - 1)
+        at = entries + token[:, None] * D + d[None, :]
+        others = ((token < T) & (closes == 0))[:, None] & (d < D)[None, :]
+        tl.store(at, tl.zeros((SPAN, BD), tl.float32), mask=others)
+        end = first + SPAN
+        closing = tl.min(tl.where(closes, token, end), 0)
+        while closing < end:
+            _pool_to(
+                rows, scores, state, starts, positions, closing, entries + closing * D + d, T, B,
+                D, d, RATIO, OVERLAP, True, UNROLL, CHUNK,
+            )  # fmt: skip
+            closing = tl.min(tl.where(closes & (token > closing), token, end), 0)
+    else:
+        write = number - spans
+        out = states + write * ((9 if OVERLAP else 3) * D) + d
+        _pool_to(
+            rows, scores, state, starts, positions, tl.load(write_token + write), out, T, B, D, d,
+            RATIO, OVERLAP, False, UNROLL, CHUNK,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "sequences", "width", "pages", "shift", "X"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 
@@ -13,6 +14,7 @@ from kernels.compressor.triton import pool_rows, store_entries, write_entries
 
 ANGLES = 32
 POOLED = ((4, True), (128, False), (2, False))
+POOLED_TOKENS = (1, 4096)
 # Width, ratio, form and rotation of entries and index keys of DeepSeek-V4 and V4.1.
 STORED: tuple[tuple[str, int, int, RowFormat | None, bool], ...] = (
     ("V4 entries", 512, 4, latent_rows(512, 64), False),
@@ -27,16 +29,17 @@ PLACES = ("table", "sequence_of", "positions")
 
 def variants(target: int) -> Iterator[Variant]:
     """Pooling at the served ratios, finishing of each kind of entry, and copies of ready rows."""
-    for ratio, overlap in POOLED:
+    for (ratio, overlap), tokens in product(POOLED, POOLED_TOKENS):
         floats = ("rows", "scores", "state")
         numbers = ("starts", "positions", "write_token")
         arguments = dict.fromkeys(floats, "*fp32") | dict.fromkeys(numbers, "*i64")
         arguments |= dict.fromkeys(("entries", "states"), "*fp32")
         arguments |= dict.fromkeys(("T", "B", "D"), "i32")
+        constants = launch.pool_constants(tokens, ratio, overlap=overlap)
         yield Variant(
-            f"pool_rows {ratio}", pool_rows, arguments,
-            launch.pool_constants(ratio, overlap=overlap), frozenset(arguments) - {"T", "B"},
-            launch.POOL_WARPS, launch.STAGES,
+            f"pool_rows {ratio} T={tokens}", pool_rows, arguments, constants,
+            frozenset(arguments) - {"T", "B"}, launch.POOL_WARPS,
+            launch.STAGES,
         )  # fmt: skip
     for name, width, ratio, form, rotated in STORED:
         yield _stored(name, width, ratio, form, rotated)

@@ -23,10 +23,14 @@ def variants(target: int) -> Iterator[Variant]:
         "closed": "*u8", "out": "*bf16",
     }  # fmt: skip
     arguments = pointers | dict.fromkeys(GATE_STRIDES, "i32") | {"eps": "fp32", "root": "fp32"}
-    yield Variant(
-        "gate", gate, arguments, launch.gate_constants(STREAMS, WIDTH, closed=True),
-        frozenset(pointers) | frozenset(GATE_STRIDES), launch.GATE_WARPS, DEFAULT_STAGES,
-    )  # fmt: skip
+    aligned = frozenset(pointers) | frozenset(GATE_STRIDES)
+    for closed in (True, False):
+        constants = launch.gate_constants(STREAMS, WIDTH, closed=closed)
+        kinds = arguments if closed else arguments | {"closed": arguments["out"]}  # not read
+        yield Variant(
+            f"gate{' with closed tokens' if closed else ''}", gate, kinds, constants, aligned,
+            launch.GATE_WARPS, DEFAULT_STAGES,
+        )  # fmt: skip
 
 
 def gather_variant(row_bytes: int, *, scaled: bool, listed: bool) -> Variant:

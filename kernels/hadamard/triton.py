@@ -25,7 +25,7 @@ def rotate(x, R: tl.constexpr, D: tl.constexpr, LOG: tl.constexpr):
     return x * D**-0.5
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def hadamard(x, out, N, D: tl.constexpr, LOG: tl.constexpr, R: tl.constexpr):
     """out [N, D] of R rows."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)

@@ -25,7 +25,7 @@ def _times(x, w, acc, SPLIT_X: tl.constexpr):
         return tl.dot(x, tl.trans(w.to(tl.float32)), acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def down(
     streams, norm, down, inject, partial, T, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -66,7 +66,7 @@ def down(
         tl.store(partial + start + (L + C), squares, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def combine(
     partial, low, weights, inverse, T, eps, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, BP: tl.constexpr,
@@ -87,7 +87,7 @@ def combine(
         tl.store(inverse + token * C + c, size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def up(
     streams, norm, low, up, inverse, out, T, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,

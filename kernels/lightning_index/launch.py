@@ -82,15 +82,17 @@ def select_entries(
     if candidates is None:
         rows = top_k.Rows(queries.numbers_T, whole=True)
         for now, part, held in _chunks(queries, keys.entries):
-            fill_scores(part, keys, held, least=top)
-            top_k.numbers(held, rows.part(now), top, out_TS[now])
+            maxima = _maxima_for(held, top)
+            fill_scores(part, keys, held, least=top, maxima=maxima)
+            top_k.numbers(held, rows.part(now), top, out_TS[now], maxima)
         return out_TS
     size = candidates.size
     rows = top_k.Rows(queries.numbers_T, COUNT, size, candidates.blocks_TC.contiguous())
     for now, part, held in _chunks(queries, candidates.blocks_TC.shape[1] * size, padded=False):
         chosen = rows.part(now)
-        fill_scores(part, keys, held, MEMBERS, size, blocks_TC=chosen.blocks_TC)
-        top_k.numbers(held, chosen, top, out_TS[now])
+        maxima = _maxima_for(held, top)
+        fill_scores(part, keys, held, MEMBERS, size, blocks_TC=chosen.blocks_TC, maxima=maxima)
+        top_k.numbers(held, chosen, top, out_TS[now], maxima)
     return out_TS
 
 
@@ -99,8 +101,9 @@ def select_blocks(queries: Queries, keys: Keys, size: int, top: int) -> torch.Te
     out_TC = _numbers(queries, top)
     rows = top_k.Rows(queries.numbers_T, COVER, size, whole=True)
     for now, part, held in _chunks(queries, -(-keys.entries // size)):
-        fill_scores(part, keys, held, BLOCKS, size, least=top * size)
-        top_k.numbers(held, rows.part(now), top, out_TC[now])
+        maxima = _maxima_for(held, top, size)
+        fill_scores(part, keys, held, BLOCKS, size, least=top * size, maxima=maxima)
+        top_k.numbers(held, rows.part(now), top, out_TC[now], maxima)
     return out_TC
 
 
@@ -109,9 +112,17 @@ def select_pools(queries: Queries, keys: Keys, budget: int) -> torch.Tensor:
     ratio = queries.pooled
     out_TS = _numbers(queries, budget + ratio - 1)
     for now, part, held in _chunks(queries, keys.entries):
-        fill_scores(part, keys, held, unit=ratio, least=budget // ratio)
-        top_k.top_pools(held, part.numbers_T, ratio, budget, out_TS[now])
+        maxima = _maxima_for(held, budget // ratio)
+        fill_scores(part, keys, held, unit=ratio, least=budget // ratio, maxima=maxima)
+        top_k.top_pools(held, part.numbers_T, ratio, budget, out_TS[now], maxima)
     return out_TS
+
+
+def _maxima_for(held_TN: torch.Tensor, top: int, size: int = 1) -> top_k.Maxima | None:
+    """Room for what `fill_scores` finds on its way where a program takes one token."""
+    if len(held_TN) > FEW_TOKENS:
+        return None
+    return top_k.maxima_for(held_TN, top, BLOCK_KEYS // size)
 
 
 def fill_scores(
@@ -123,6 +134,7 @@ def fill_scores(
     *,
     least: int = -1,
     blocks_TC: torch.Tensor | None = None,
+    maxima: top_k.Maxima | None = None,
 ) -> None:
     """Fill `out` fp32 [T, N] as the kernel documents; q and keys are rounded to bf16."""
     q_THD, (tokens, columns) = queries.q_THD, out_TN.shape
@@ -134,14 +146,17 @@ def fill_scores(
     assert unit & (unit - 1) == 0 and unit <= BLOCK_KEYS
     if tokens == 0 or columns == 0:
         return
-    values = constants(keys.constants(width), width, heads, tokens, mode, unit, queries.pooled > 0)
+    best, width_of_maxima = (0, 0) if maxima is None else (maxima.size, maxima.keys_TW.shape[1])
+    stored, pooled = keys.constants(width), queries.pooled > 0
+    values = constants(stored, width, heads, tokens, mode, unit, best, pooled=pooled)
     spanned = columns * unit if mode == BLOCKS else columns
     grid = (-(-spanned // BLOCK_KEYS), -(-tokens // int(values["BT"])))
     scores[grid](
         q_THD, queries.weights_TH, keys.pool, out_TN if keys.scale is None else keys.scale,
         keys.pages, queries.sequence_T, queries.numbers_T,
         queries.sequence_T if blocks_TC is None else blocks_TC, out_TN,
-        tokens, heads, columns, 0 if blocks_TC is None else blocks_TC.shape[1],
+        queries.sequence_T if maxima is None else maxima.keys_TW, tokens, heads, columns,
+        width_of_maxima, 0 if blocks_TC is None else blocks_TC.shape[1],
         *keys.pages.shape, keys.pool.shape[0], per_page.bit_length() - 1, least, queries.factor,
         **values, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
@@ -154,6 +169,8 @@ def constants(
     tokens: int,
     mode: int,
     unit: int,
+    best: int,
+    *,
     pooled: bool,
 ) -> dict[str, int | bool]:
     """The kernel's constants."""
@@ -166,6 +183,7 @@ def constants(
         "POOLED": pooled,
         "BT": 1 if one else BLOCK_TOKENS,
         "BK": BLOCK_KEYS,
+        "BEST": best,
         "STAGES": 1 if one else STAGES,
         "PTX": not backend.interpreted(),
     }

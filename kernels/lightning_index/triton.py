@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.cache_rows.decode import load_rows
+from kernels.top_k.triton import keys_of
 
 # Codes of MODE: what a column of the output is.
 ENTRIES, MEMBERS, BLOCKS = 0, 1, 2  # an entry; an entry of a named block; the best of a block
@@ -27,24 +28,34 @@ def _find(table, sequence, entry, shown, sequences, width, pages, shift):
     return (page.to(tl.int64) << shift) + (entry & ((1 << shift) - 1)), shown
 
 
+@triton.jit
+def _store_maxima(maxima, values, row, tile, mask, W, C: tl.constexpr, BEST: tl.constexpr):
+    """Keys of the bests of a tile's groups of BEST columns; C columns a tile, W groups a row."""
+    best = tl.max(tl.reshape(values, (C // BEST, BEST)), 1)
+    group = tile * (C // BEST) + tl.arange(0, C // BEST)
+    at = maxima + row.to(tl.int64) * W + group
+    tl.store(at, keys_of(best, group < W), mask=mask & (group < W))
+
+
 @triton.jit(
     do_not_specialize=[
         "T", "H", "blocks", "sequences", "width", "pages", "shift", "least", "factor",
     ]
 )  # fmt: skip
 def scores(
-    q, weights, pool, key_scale, table, sequence_of, lengths, names, out,
-    T, H, N, blocks, sequences, width, pages, shift, least, factor,
+    q, weights, pool, key_scale, table, sequence_of, lengths, names, out, maxima,
+    T, H, N, W, blocks, sequences, width, pages, shift, least, factor,
     D: tl.constexpr, HB: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr,
     GROUP: tl.constexpr, E8M0: tl.constexpr, SCALED: tl.constexpr, MODE: tl.constexpr,
     UNIT: tl.constexpr, POOLED: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, PTX: tl.constexpr,
+    BEST: tl.constexpr, STAGES: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """factor * sum_h w_h relu(q_h . key) of BT tokens and BK columns, -inf for missing keys.
 
     Keys are read once for consecutive tokens of one sequence. POOLED: lengths are positions p,
     of (p + 1) // UNIT entries. Nothing is stored for tokens of no more than `least` entries,
-    nor beyond a token's length: the selection reads neither.
+    nor beyond a token's length: the selection reads neither. With BEST the keys of the best of
+    every BEST columns are stored too, for `kernels.top_k`, in rows of W.
     """
     tile = tl.program_id(0)
     first = tl.program_id(1) * BT
@@ -80,9 +91,8 @@ def scores(
         keys = tl.zeros((BK, D), tl.bfloat16)
         if sequence >= 0:
             keys = load_rows(pool, row, shown, BK, D, FORM, ROW, GROUP, E8M0, PTX)
-        multiplier = tl.full((BK,), 1.0, tl.float32) * factor
-        if SCALED:
-            multiplier *= tl.load(key_scale + row, mask=shown, other=0.0)
+        if SCALED and BT > 1:
+            multiplier = tl.load(key_scale + row, mask=shown, other=0.0)
         for t in tl.range(start, end, num_stages=STAGES):
             token_64 = start.to(tl.int64) + (t - start)
             at = token_64 * H + h
@@ -91,8 +101,12 @@ def scores(
             count = tl.load(lengths + token_64)
             if POOLED:
                 count = (count + 1) // UNIT
+            if SCALED and BT == 1:
+                multiplier = tl.load(key_scale + row, mask=shown, other=0.0)
             products = tl.dot(keys, tl.trans(q_tile.to(tl.bfloat16)))
-            total = tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * multiplier
+            total = tl.sum(tl.maximum(products, 0.0) * weight[None, :], 1) * factor
+            if SCALED:
+                total *= multiplier
             total = tl.where(shown & (entry < count), total, float("-inf"))
             at_out = out + token_64 * N
             if MODE == BLOCKS_:
@@ -102,9 +116,13 @@ def scores(
                 best = tl.where(newest, float("inf"), best)
                 mask = (place * UNIT < count) & (count > least) & (place < N)
                 tl.store(at_out + place, best, mask=mask)
+                if BEST:
+                    _store_maxima(maxima, best, t, tile, count > least, W, BK // UNIT, BEST)
             else:
                 mask = (column < N) & (count > least)
                 if MODE != MEMBERS_:
                     mask = mask & (column < count)
+                if BEST:
+                    _store_maxima(maxima, total, t, tile, count > least, W, BK, BEST)
                 tl.store(at_out + column, total, mask=mask)
         start = end

@@ -12,6 +12,7 @@ from kernels.lightning_index import launch
 from kernels.lightning_index.triton import BLOCKS, ENTRIES, MEMBERS, scores
 
 HEADS, WIDTH, MANY = 64, 128, 2048
+BEST = 8  # columns of a group of the selection, of most lengths, where tokens are few
 
 
 def variants(target: int) -> Iterator[Variant]:
@@ -44,18 +45,20 @@ def _variant(
     *,
     pooled: bool = False,
 ) -> Variant:
+    best = BEST if tokens <= launch.FEW_TOKENS else 0
     pool = "*bf16" if keys.pool.dtype == torch.bfloat16 else "*u8"
     numbers = ("table", "sequence_of", "lengths", "names")
-    sizes = ("T", "H", "N", "blocks", "sequences", "width", "pages", "shift", "least")
+    sizes = ("T", "H", "N", "W", "blocks", "sequences", "width", "pages", "shift", "least")
     arguments = (
         {"q": "*bf16", "weights": "*fp32", "pool": pool, "key_scale": "*fp32"}
         | dict.fromkeys(numbers, "*i64")
-        | {"out": "*fp32"}
+        | {"out": "*fp32", "maxima": "*i32" if best else "*i64"}
         | dict.fromkeys(sizes, "i32")
         | {"factor": "fp32"}
     )
-    constants = launch.constants(keys.constants(WIDTH), WIDTH, HEADS, tokens, mode, unit, pooled)
-    aligned = frozenset(arguments) - (frozenset(sizes) - {"N"}) - {"factor"}
+    stored = keys.constants(WIDTH)
+    constants = launch.constants(stored, WIDTH, HEADS, tokens, mode, unit, best, pooled=pooled)
+    aligned = frozenset(arguments) - (frozenset(sizes) - {"N", "W"}) - {"factor"}
     return Variant(
         f"index {name} T={tokens} mode {mode}/{unit}{' pooled' if pooled else ''}", scores,
         arguments, constants, aligned, launch.WARPS, launch.STAGES,

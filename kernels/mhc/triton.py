@@ -29,7 +29,7 @@ def _times_fn(x, fn, acc, EXACT: tl.constexpr):
         return tl.dot(x, tl.trans(fn), acc, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def project(
     x, y, post, comb, out, fn, partial, T, D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
@@ -81,7 +81,7 @@ def _sinkhorn(c, eps, ITERATIONS: tl.constexpr):
     return c
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def finish(
     x, partial, base, scale, given, weight, pre, post, comb, y, T, norm_eps, hc_eps, post_scale,
     D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, S: tl.constexpr,

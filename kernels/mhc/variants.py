@@ -47,9 +47,10 @@ def _project(tokens: int, values: int, expands: bool) -> Variant:
         tokens, STREAMS, WIDTH, values, exact=True, expands=expands
     )
     label = f"mhc project {values} values, {constants['BT']} tokens{', expands' * expands}"
+    unread = {} if expands else {"post": "*bf16", "comb": "*bf16"}
     return Variant(
-        label, project, PROJECT, constants, frozenset(PROJECT) - NUMBERS, launch.PROJECT_WARPS,
-        launch.project_stages(constants),
+        label, project, PROJECT | unread, constants, frozenset(PROJECT) - NUMBERS,
+        launch.PROJECT_WARPS, launch.project_stages(constants),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels import backend
+from kernels.humming.matrix import HummingMatrix
 from kernels.moe import reference
 from kernels.quant_linear.matrix import Matrix
 
@@ -74,10 +75,15 @@ def routed_experts(
     if not backend.uses_triton(x_TH):
         y = reference.routed_experts(x_TH, ids_Tk, weights_Tk, experts, limit)
         return y if out is None else out.copy_(y)
-    from kernels.moe import launch
-
     if out is None:
         out = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+    if isinstance(experts.gate_up, HummingMatrix):
+        from kernels.humming import launch as humming
+
+        ids, weights = ids_Tk.contiguous(), weights_Tk.contiguous()
+        return humming.routed_experts(x_TH, ids, weights, experts, limit, out)
+    from kernels.moe import launch
+
     return launch.routed_experts(
         x_TH.contiguous(),
         ids_Tk.contiguous(),

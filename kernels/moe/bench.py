@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 
+from kernels.bench import humming_peer
 from kernels.bench.case import Call, Case, Work
 from kernels.moe import ExpertWeights
+from kernels.moe import routed_experts as chosen_experts
 from kernels.moe.launch import Scratch, routed_experts
 from kernels.quant_linear import Fp8BlockMatrix, Int4Matrix, Matrix, Mxfp4Matrix, dequantize
 from kernels.quant_linear.launch import QuantMatrix
@@ -56,37 +58,96 @@ class Setting:
         down = make(layer.experts, layer.hidden, layer.inner, self.device)
         return ExpertWeights(gate_up, down, layer.experts)
 
+    @cached_property
+    def stored(self) -> ExpertWeights:
+        """The same bytes taken as in checkpoint order: other weights, as random."""
+        gate_up, down = (_as_stored(m) for m in (self.experts.gate_up, self.experts.down))
+        return ExpertWeights(gate_up, down, self.layer.experts)
+
+    @cached_property
+    def humming(self) -> ExpertWeights | None:
+        """`stored` in humming's order."""
+        found = humming_peer.matrices((self.stored.gate_up, self.stored.down))  # type: ignore[arg-type]
+        return None if found is None else ExpertWeights(found[0], found[1], self.layer.experts)
+
+
+def _as_stored(matrix: Matrix) -> Matrix:
+    if isinstance(matrix, Int4Matrix | Mxfp4Matrix):
+        return replace(matrix, order="pairs")
+    return matrix
+
 
 def cases(device: str = "cuda") -> Iterator[Case]:
     for layer in LAYERS:
         setting = Setting(layer, device)
         for tokens in layer.tokens:
-            yield Case("moe", f"{layer.name} T={tokens}", partial(work, setting, tokens))
+            peers = {"humming": partial(_humming, setting, tokens)}
+            yield Case("moe", f"{layer.name} T={tokens}", partial(work, setting, tokens), peers)
+
+
+class Inputs:
+    """Tokens and routes of a case, and the output."""
+
+    def __init__(self, setting: Setting, tokens: int) -> None:
+        layer, device = setting.layer, torch.device(setting.device)
+        self.x = torch.randn(tokens, layer.hidden, device=device).bfloat16()
+        self.weights = torch.rand(tokens, layer.top_k, device=device) + 0.1
+        self.out = torch.empty(tokens, layer.hidden, device=device)
+        count = MANY_ROUTES if tokens <= FEW_TOKENS else SOME_ROUTES
+        self.routes = [
+            torch.rand(tokens, layer.experts).topk(layer.top_k).indices for _ in range(count)
+        ]
 
 
 def work(setting: Setting, tokens: int) -> Work:
-    layer, experts = setting.layer, setting.experts
+    layer, experts, given = setting.layer, setting.experts, Inputs(setting, tokens)
     device = torch.device(setting.device)
-    x = torch.randn(tokens, layer.hidden, device=device).bfloat16()
-    weights = torch.rand(tokens, layer.top_k, device=device) + 0.1
-    out = torch.empty(tokens, layer.hidden, device=device)
     scratch = Scratch.allocate(experts, tokens, layer.top_k, device)
-    count = MANY_ROUTES if tokens <= FEW_TOKENS else SOME_ROUTES
-    routes = [torch.rand(tokens, layer.experts).topk(layer.top_k).indices for _ in range(count)]
     calls: list[Call] = [
-        partial(routed_experts, x, ids.to(device), weights, experts, layer.limit, out, scratch)
-        for ids in routes
-    ]
-    hit = sum(len(ids.unique()) for ids in routes) / count
+        partial(
+            routed_experts, given.x, ids.to(device), given.weights, experts, layer.limit,
+            given.out, scratch,
+        )
+        for ids in given.routes
+    ]  # fmt: skip
+    return _work(setting, experts, given, calls, (scratch.hidden, scratch.products))
+
+
+def _humming(setting: Setting, tokens: int) -> Work | None:
+    layer, experts = setting.layer, setting.humming
+    if experts is None:
+        return None
+    given = Inputs(setting, tokens)
+    calls: list[Call] = [
+        partial(
+            chosen_experts, given.x, ids.to(setting.device), given.weights, experts,
+            limit=layer.limit, out=given.out,
+        )
+        for ids in given.routes
+    ]  # fmt: skip
+    return _work(setting, setting.stored, given, calls, ())
+
+
+def _work(
+    setting: Setting,
+    experts: ExpertWeights,
+    given: Inputs,
+    calls: list[Call],
+    scratch: tuple[torch.Tensor, ...],
+) -> Work:
+    """`experts` are the weights of the exact result and of the bytes."""
+    layer, (tokens, top_k) = setting.layer, given.weights.shape
+    hit = sum(len(ids.unique()) for ids in given.routes) / len(given.routes)
     nbytes = hit / layer.experts * (experts.gate_up.nbytes + experts.down.nbytes)
-    nbytes += x.nbytes + out.nbytes
-    flops = 6.0 * tokens * layer.top_k * layer.hidden * layer.inner
+    nbytes += given.x.nbytes + given.out.nbytes
+    flops = 6.0 * tokens * top_k * layer.hidden * layer.inner
 
     def error() -> float:
-        for poisoned in (out, scratch.hidden, scratch.products):
+        for poisoned in (given.out, *scratch):
             poisoned.fill_(torch.nan)
         calls[0]()
-        return relative_error(out, x, routes[0], weights, setting)
+        ids, limit = given.routes[0], layer.limit
+        return relative_error(given.out, given.x, ids, given.weights, experts, limit)
 
     return Work(calls, error, MAX_ERROR, nbytes, flops)
 
@@ -96,7 +157,8 @@ def relative_error(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    setting: Setting,
+    experts: ExpertWeights,
+    limit: float | None,
 ) -> float:
     """Of the first and last tokens against fp64; infinite where an element was not written."""
     if bool(found.isnan().any()):
@@ -104,15 +166,18 @@ def relative_error(
     tokens = list(range(len(x)))
     if len(tokens) > CHECKED_TOKENS:
         tokens = tokens[: CHECKED_TOKENS // 2] + tokens[-CHECKED_TOKENS // 2 :]
-    exact = torch.stack([_exact(x[t], ids[t], weights[t], setting) for t in tokens])
+    exact = torch.stack([_exact(x[t], ids[t], weights[t], experts, limit) for t in tokens])
     return float((found[tokens].double() - exact).norm() / exact.norm())
 
 
 def _exact(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, setting: Setting
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: ExpertWeights,
+    limit: float | None,
 ) -> torch.Tensor:
     """fp64 [H] of one token."""
-    experts, limit = setting.experts, setting.layer.limit
     total = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert, weight in zip(ids.tolist(), weights.double(), strict=True):
         gate, up = (dequantize(experts.gate_up.expert(expert)).double() @ x.double()).chunk(2)

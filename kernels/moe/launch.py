@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels.humming.matrix import HummingMatrix
 from kernels.moe import configs
 from kernels.moe.triton import (
     PLAIN,
@@ -34,6 +35,7 @@ def layout(weight: Matrix) -> Layout:
     """The stack [E, N, K] as the kernels see it; the rows of plain weights count in elements."""
     if isinstance(weight, PlainMatrix):
         return Layout(PLAIN, "plain", weight.data, None, 1, 1, weight.in_features)
+    assert not isinstance(weight, HummingMatrix), "both matrices go to one back end"
     return layout_of(weight)
 
 
@@ -143,6 +145,7 @@ def _tensors(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if isinstance(weight, PlainMatrix):
         assert weight.data.is_contiguous()
         return weight.data, weight.data, weight.data
+    assert not isinstance(weight, HummingMatrix)
     form = layout_of(weight)
     zero = form.scale if form.zero is None else form.zero
     assert weight.codes.is_contiguous() and form.scale.is_contiguous() and zero.is_contiguous()

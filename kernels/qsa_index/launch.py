@@ -8,7 +8,7 @@ import torch
 
 from kernels.paged_attention.launch import Place
 from kernels.qsa_index.triton import mean_rows, score_blocks
-from kernels.top_k.launch import top_pools
+from kernels.top_k.launch import Maxima, maxima_for, top_pools
 
 SCORE_BYTES = 64 * 2**20  # of a chunk's scores, which stay in the larger caches
 MEAN_ELEMENTS, MEAN_WARPS = 1024, 4
@@ -46,9 +46,9 @@ def select_tokens(
     parts = []
     for first in range(0, tokens, chunk):
         rows = range(first, min(first + chunk, tokens))
-        scores = scores_of(q_THD, pool_PND, place, rows, ratio, budget // ratio)
+        scores, maxima = scores_of(q_THD, pool_PND, place, rows, ratio, budget // ratio)
         positions = place.positions_T[rows.start : rows.stop]
-        parts.append(top_pools(scores, positions, ratio, budget))
+        parts.append(top_pools(scores, positions, ratio, budget, maxima=maxima))
     if not parts:
         return torch.empty(0, budget + ratio - 1, dtype=torch.int64, device=q_THD.device)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -61,8 +61,10 @@ def columns_of(pool_PND: torch.Tensor, place: Place) -> int:
 
 def scores_of(
     q_THD: torch.Tensor, pool_PND: torch.Tensor, place: Place, rows: range, ratio: int, kept: int
-) -> torch.Tensor:
-    """fp32 [len(rows), blocks] of the tokens `rows`, filled where they have more than `kept`."""
+) -> tuple[torch.Tensor, Maxima | None]:
+    """fp32 [len(rows), blocks] of the tokens `rows`, filled where they have more than `kept`, and
+    the bests of groups of them if the selection wants those.
+    """
     tokens, _, width = q_THD.shape
     assert q_THD.is_contiguous() and pool_PND.is_contiguous() and pool_PND.shape[2] == width
     assert width >= 16 and width & (width - 1) == 0, "a head dim is a power of two from 16"
@@ -71,12 +73,16 @@ def scores_of(
     each = -(-tokens // max(len(place.page_table_BP), 1))
     tile = tile_for(each, exact=not _plain(q_THD, pool_PND))
     per_tile = min(each, tile.tokens)
+    maxima = maxima_for(scores, kept, tile.keys) if tile == FEW else None
     score_blocks[(-(-len(rows) // per_tile), -(-columns // tile.keys))](
-        q_THD, pool_PND, scores, place.page_table_BP, place.sequence_T, place.positions_T,
-        rows.stop, rows.start, per_tile, kept, columns, *place.sizes(pool_PND), width**-0.5,
-        **constants(q_THD, pool_PND, tile, ratio), num_warps=tile.warps, num_stages=STAGES,
+        q_THD, pool_PND, scores, place.positions_T if maxima is None else maxima.keys_TW,
+        place.page_table_BP, place.sequence_T, place.positions_T,
+        rows.stop, rows.start, per_tile, kept, columns,
+        0 if maxima is None else maxima.keys_TW.shape[1], *place.sizes(pool_PND), width**-0.5,
+        **constants(q_THD, pool_PND, tile, ratio, 0 if maxima is None else maxima.size),
+        num_warps=tile.warps, num_stages=STAGES,
     )  # fmt: skip
-    return scores
+    return scores, maxima
 
 
 def _plain(q_THD: torch.Tensor, pool_PND: torch.Tensor) -> bool:
@@ -85,12 +91,12 @@ def _plain(q_THD: torch.Tensor, pool_PND: torch.Tensor) -> bool:
 
 
 def constants(
-    q_THD: torch.Tensor, pool_PND: torch.Tensor, tile: Tile, ratio: int
+    q_THD: torch.Tensor, pool_PND: torch.Tensor, tile: Tile, ratio: int, best: int
 ) -> dict[str, int | bool]:
     """The kernel's constants: products of bf16 are exact in bf16, others are taken in fp32."""
     _, heads, width = q_THD.shape
     exact = not _plain(q_THD, pool_PND)
-    tiles = {"M": tile.tokens, "BK": tile.keys, "RATIO": ratio, "EXACT": exact}
+    tiles = {"M": tile.tokens, "BK": tile.keys, "RATIO": ratio, "EXACT": exact, "BEST": best}
     return {"D": width, "H": heads, **tiles}
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.paged_attention.triton import find_runs
 from kernels.split_keys import find_rows
+from kernels.top_k.triton import keys_of
 
 
 @triton.jit(
@@ -20,16 +21,17 @@ from kernels.split_keys import find_rows
     ]
 )  # fmt: skip
 def score_blocks(
-    q, pool, scores, table, sequence_of, position_of, tokens, first_token, per_tile, kept,
-    columns, sequences, width, pages, shift, scale,
+    q, pool, scores, maxima, table, sequence_of, position_of, tokens, first_token, per_tile, kept,
+    columns, W, sequences, width, pages, shift, scale,
     D: tl.constexpr, H: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, RATIO: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
     """scores[t, b] = scale * sum_h relu(q[first_token + t, h] . K_b), for `per_tile` tokens and BK
     blocks.
 
     Written for the complete blocks of tokens that have more than `kept`; what else a program has
-    is not read. EXACT multiplies in fp32, else in bf16.
+    is not read. EXACT multiplies in fp32, else in bf16. With BEST the keys of the best of every
+    BEST blocks are stored too, for `kernels.top_k`, in rows of W.
     """
     row = tl.arange(0, M)
     number = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -61,7 +63,15 @@ def score_blocks(
                 else:
                     products = tl.dot(q_h.to(tl.bfloat16), tl.trans(k.to(tl.bfloat16)))
                 acc += tl.maximum(products, 0.0)
-            tl.store(scores + at, acc * scale, mask=number[None, :] < mine[:, None])
+            complete_here = number[None, :] < mine[:, None]
+            tl.store(scores + at, acc * scale, mask=complete_here)
+            if BEST:
+                shown_only = tl.where(complete_here, acc * scale, float("-inf"))
+                best = tl.max(tl.reshape(shown_only, (M, BK // BEST, BEST)), 2)
+                group = tl.program_id(1) * (BK // BEST) + tl.arange(0, BK // BEST)
+                at_best = (token - first_token).to(tl.int64)[:, None] * W + group[None, :]
+                mask_best = (mine > 0)[:, None] & (group < W)[None, :]
+                tl.store(maxima + at_best, keys_of(best, mask_best), mask=mask_best)
 
 
 @triton.jit

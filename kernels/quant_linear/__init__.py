@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels import backend
-from kernels.quant_linear import reference
+from kernels.humming.matrix import HummingMatrix
+from kernels.quant_linear import packing, reference
 from kernels.quant_linear.matrix import (
     Fp8BlockMatrix,
     Int4Matrix,
@@ -18,15 +19,16 @@ from kernels.quant_linear.matrix import (
 from kernels.quant_linear.packing import (
     from_auto_awq,
     from_compressed_tensors,
-    prepare,
     zeros_of_compressed_tensors,
 )
 
 if TYPE_CHECKING:
+    from kernels.humming.select import BackEnd
     from kernels.quant_linear.launch import Workspace
 
 __all__ = [
     "Fp8BlockMatrix",
+    "HummingMatrix",
     "Int4Matrix",
     "Matrix",
     "Mxfp4Matrix",
@@ -67,9 +69,28 @@ def linear(
         out = torch.empty(shape, dtype=out_dtype or x_TK.dtype, device=x_TK.device)
     if isinstance(weight, PlainMatrix):
         return _plain(x_TK, weight, out)
+    if isinstance(weight, HummingMatrix):
+        from kernels.humming.launch import quant_linear
+
+        return quant_linear(x_TK.contiguous(), weight, out)
     from kernels.quant_linear import launch
 
     return launch.quant_linear(x_TK.contiguous(), weight, out, workspace)
+
+
+def prepare(weight: Matrix, back_end: BackEnd | None = None) -> Matrix:
+    """The same matrix as its GPU kernels read it; called once, when weights load.
+
+    On a card, humming's kernels where they are installed and built for this shape, else Triton's;
+    `back_end` "humming" or "triton" (or WARHORSE_GEMM) asks for one, see kernels/humming/select.py.
+    For Triton see `packing.prepare`. ValueError for codes that the kernels would decode wrongly.
+    """
+    if not isinstance(weight, PlainMatrix | HummingMatrix):
+        from kernels.humming import select
+
+        if (matrix := select.prepared(weight, back_end)) is not None:
+            return matrix
+    return packing.prepare(weight)
 
 
 def _plain(x_TK: torch.Tensor, weight: PlainMatrix, out_TN: torch.Tensor) -> torch.Tensor:

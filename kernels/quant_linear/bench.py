@@ -10,7 +10,15 @@ import torch
 
 from kernels.bench import humming_peer
 from kernels.bench.case import Call, Case, Work
-from kernels.quant_linear import Fp8BlockMatrix, Int4Matrix, Mxfp4Matrix, dequantize, prepare
+from kernels.quant_linear import (
+    Fp8BlockMatrix,
+    HummingMatrix,
+    Int4Matrix,
+    Mxfp4Matrix,
+    dequantize,
+    linear,
+    prepare,
+)
 from kernels.quant_linear.launch import QuantMatrix, Workspace, quant_linear
 from kernels.quant_linear.tuning import Config
 
@@ -63,7 +71,7 @@ class Setting:
 
     @cached_property
     def ready(self) -> list[QuantMatrix]:
-        return [prepare(matrix) for matrix in self.matrices]  # type: ignore[misc]
+        return [prepare(matrix, "triton") for matrix in self.matrices]  # type: ignore[misc]
 
     @cached_property
     def dense(self) -> torch.Tensor:
@@ -76,8 +84,8 @@ class Setting:
         return [self.dense.bfloat16(), *others]
 
     @cached_property
-    def humming(self) -> humming_peer.Layer:
-        return humming_peer.Layer(self.shape, self.matrices)
+    def humming(self) -> list[HummingMatrix] | None:
+        return humming_peer.matrices(self.matrices)
 
 
 def cases() -> Iterator[Case]:
@@ -113,10 +121,11 @@ def _ours(product: Product, setting: Setting) -> Work:
 
 
 def _humming(product: Product, setting: Setting) -> Work | None:
-    if not humming_peer.installed():
+    if setting.humming is None:
         return None
     x, out = inputs(product), outputs(product)
-    return _work(product, setting, setting.humming.calls(x, out), x, out, PEER_ERROR)
+    calls = [partial(linear, x, matrix, out=out) for matrix in setting.humming]
+    return _work(product, setting, calls, x, out, PEER_ERROR)
 
 
 def _library(product: Product, setting: Setting) -> Work:

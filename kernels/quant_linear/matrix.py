@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from kernels.humming.matrix import HummingMatrix
+
 # Legend: E experts (a leading dimension that may be absent), N outputs, K inputs.
 
 
@@ -195,4 +197,4 @@ class Mxfp4Matrix:
         return replace(self, codes=self.codes.to(device), scale=self.scale.to(device))
 
 
-Matrix = PlainMatrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix
+Matrix = PlainMatrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix | HummingMatrix

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from kernels.humming.matrix import HummingMatrix
 from kernels.quant_linear.matrix import (
     NIBBLE_UNIT,
     Fp8BlockMatrix,
@@ -90,7 +91,7 @@ def prepare(weight: Matrix) -> Matrix:
     Raises ValueError for codes that the kernels would decode wrongly: e4m3 NaN, e8m0 above 2^1.
     """
     match weight:
-        case PlainMatrix():
+        case PlainMatrix() | HummingMatrix():
             return weight
         case Fp8BlockMatrix(codes, scale):
             if any(bool(((part & 0x7F) == 0x7F).any()) for part in _chunks(codes)):

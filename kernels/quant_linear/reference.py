@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from kernels.humming.matrix import HummingMatrix
 from kernels.quant_linear.matrix import (
     NIBBLE_UNIT,
     Fp8BlockMatrix,
@@ -79,6 +80,8 @@ def dequantize(weight: Matrix) -> torch.Tensor:
         case Mxfp4Matrix(codes, scale, order):
             values = four_bit_values(codes, order, E2M1_PAIRS).view(*scale.shape, weight.group)
             return values.mul_(scale_values(scale).unsqueeze(-1)).flatten(-2)
+        case HummingMatrix():
+            raise TypeError("a matrix in humming's order is not read back")
 
 
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
@@ -150,3 +153,5 @@ def _columns(weight: Matrix, first: int, stop: int) -> Matrix:
             return replace(weight, codes=codes[first:stop], scale=scale[first:stop], zero=part)
         case Mxfp4Matrix(codes, scale):
             return replace(weight, codes=codes[first:stop], scale=scale[first:stop])
+        case HummingMatrix():
+            raise TypeError("a matrix in humming's order is not read back")

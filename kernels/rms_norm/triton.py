@@ -13,7 +13,7 @@ from kernels.activation.triton import sigmoid_of, silu_of
 NO_GATE, SILU_GATE, SIGMOID_GATE = (tl.constexpr(kind) for kind in range(3))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["AB", "B"])
 def rms_norm(
     x, weight, gate, out, AB, B, stride_a, stride_b, gate_stride_a, gate_stride_b, eps,
     G: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr, WEIGHTED: tl.constexpr,

@@ -35,7 +35,7 @@ def _cos_and_sin(angle):
     return c, tl.where(quarter >= 2, -s, s)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def angles(
     positions, frequencies, cos, sin, N, scaling, F: tl.constexpr, OWN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -51,7 +51,7 @@ def angles(
     tl.store(sin + at, s * scaling, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["TH", "H"])
 def halves(
     x, cos, sin, out, TH, H, stride_t, stride_h, D: tl.constexpr, F: tl.constexpr,
     BF: tl.constexpr, BREST: tl.constexpr, R: tl.constexpr,
@@ -76,7 +76,7 @@ def halves(
         tl.store(at + rest, tl.load(x + start + rest, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["TH", "H"])
 def tail_pairs(
     x, cos, sin, out, TH, H, stride_t, stride_h, D: tl.constexpr, F: tl.constexpr,
     BD: tl.constexpr, R: tl.constexpr, INVERSE: tl.constexpr,

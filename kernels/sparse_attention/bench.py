@@ -170,7 +170,8 @@ def work(layer: Layer, device: str = "cuda") -> Work:
     sets = [inputs(layer, device) for _ in range(ROTATED)]
     first = sets[0]
     out = torch.empty_like(first.question.q_THD)
-    config = configuration(layer.tokens, HEADS, out.device)
+    coded = layer.entries is not None
+    config = configuration(layer.tokens, HEADS, out.device, coded=coded)
     partials = Partials.allocate(layer.tokens, HEADS, config.splits, layer.width, out.device)
     calls = [partial(attend, s.question, s.window, s.entries, out, partials) for s in sets]
 

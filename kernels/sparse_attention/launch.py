@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMS = {"e4m3": E4M3, "e2m1": E2M1}
 INTERPRETED_TARGET = 80  # where a card cannot be asked
+COPIES = 4  # of the search for rows: fewer or more take the compiler more instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class Keys:
     selected: bool
     sink: bool
 
+    @property
+    def coded(self) -> bool:
+        """Whether rows must be decoded."""
+        return any(x is not None and x.form != PLAIN for x in (self.window, self.entries))
+
     def constants(self, width: int, config: Config) -> dict[str, int | bool]:
         """The kernel's constants."""
         window = self.window or self.entries
@@ -73,7 +79,7 @@ class Keys:
             "SINK": self.sink,
             "BH": config.block_heads,
             "BK": config.block_keys,
-            "COPIES": max(32 * config.warps // config.block_keys, 1),
+            "COPIES": COPIES,
             "PTX": not backend.interpreted(),
         }
 
@@ -83,11 +89,11 @@ def _row_constants(prefix: str, layout: Layout) -> dict[str, int | bool]:
     return {f"{prefix}_{name}": value for name, value in values.items()}
 
 
-def configuration(tokens: int, heads: int, device: torch.device) -> Config:
-    """The configuration of the card for so many tokens and heads."""
+def configuration(tokens: int, heads: int, device: torch.device, *, coded: bool) -> Config:
+    """The configuration of the card for so many tokens and heads, of coded rows or others."""
     on_card = device.type == "cuda"
     card = configs.card_of(device.index or 0) if on_card else configs.CARDS[INTERPRETED_TARGET]
-    return configs.select(card, tokens, heads)
+    return configs.select(card, tokens, heads, coded=coded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ def attend(
         entries is not None and entries.selected_TS is not None,
         question.sinks_H is not None,
     )
-    config = config or configuration(tokens, heads, q_THD.device)
+    config = config or configuration(tokens, heads, q_THD.device, coded=keys.coded)
     if partials is None:
         partials = Partials.allocate(tokens, heads, config.splits, width, q_THD.device)
     assert partials.holds(tokens, heads, config.splits, width)

@@ -25,6 +25,7 @@ from kernels.split_keys import (
 PLAIN, E4M3, E2M1 = 0, 1, 2
 PLAIN_: tl.constexpr = tl.constexpr(PLAIN)
 E4M3_: tl.constexpr = tl.constexpr(E4M3)
+HEAD_TILE: tl.constexpr = tl.constexpr(16)  # of a tensor core: the fewest heads of a program
 # bf16 bits of 2^126, which takes out the bias of decoded e2m1.
 E2M1_UNIT: tl.constexpr = tl.constexpr(2.0**126)
 
@@ -132,10 +133,23 @@ def _decode(
 
 @triton.jit
 def _attend(q, keys, shown, scale, acc, top, total):
-    """Take BK keys, which are values too, into the running sums."""
-    logits = tl.dot(q, tl.trans(keys)) * scale
-    weights, fade, top, total = weigh(logits, shown[None, :], top, total)
-    return tl.dot(weights.to(tl.bfloat16), keys, acc * fade[:, None]), top, total
+    """Take BK keys, which are values too, into the running sums.
+
+    Logits of many heads are made as [BK, BH], so that a warp has all keys of its heads, as it has
+    their sums in both products: with heads first, the compiler repeats the logits in every warp.
+    """
+    if q.shape[0] == HEAD_TILE:
+        logits = tl.dot(q, tl.trans(keys)) * scale
+        weights, fade, top, total = weigh(logits, shown[None, :], top, total)
+        weights = weights.to(tl.bfloat16)
+    else:
+        logits = tl.where(shown[:, None], tl.dot(keys, tl.trans(q)) * scale, NOTHING)
+        new_top = tl.maximum(top, tl.max(logits, 0))
+        weights = tl.where(shown[:, None], tl.exp2(logits - new_top[None, :]), 0.0)
+        fade = tl.exp2(top - new_top)
+        top, total = new_top, total * fade + tl.sum(weights, 0)
+        weights = tl.trans(weights.to(tl.bfloat16))
+    return tl.dot(weights, keys, acc * fade[:, None]), top, total
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from kernels.sparse_attention.triton import E2M1, E4M3, PLAIN, sparse_attention
 from kernels.split_keys.variant import merge_variant
 
 WIDTH = 512
+MANY_TOKENS = 8192
 V4_ROWS = Layout(E4M3, 584, 64, True, 64)
 WINDOW_ROWS = Layout(E4M3, 528, 32)
 COMPRESSED_ROWS = Layout(E2M1, 288, 16, False)
@@ -33,11 +34,17 @@ SIZES = (
 
 
 def variants(target: int) -> Iterator[Variant]:
-    """One for each kind of keys: splits are an argument. Merges of every number of them."""
-    config = configs.select(configs.CARDS[target], 1, configs.BLOCK_HEADS)
+    """Two for each kind of keys: splits are an argument. Merges of every number of them."""
     for label, keys in KEYS.items():
-        yield variant(label, keys, config)
+        yield from of_keys(target, label, keys)
     yield from merges(sink=True)
+
+
+def of_keys(target: int, label: str, keys: Keys) -> Iterator[Variant]:
+    """The kernel for few tokens or heads, and that for many."""
+    for tokens in (1, MANY_TOKENS):
+        config = configs.select(configs.CARDS[target], tokens, configs.WIDE_HEADS, coded=keys.coded)
+        yield variant(label, keys, config)
 
 
 def merges(*, sink: bool) -> Iterator[Variant]:

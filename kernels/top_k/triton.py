@@ -1,8 +1,8 @@
-"""Triton kernel that selects the largest scores of a row.
+"""Triton kernels that select the largest scores of a row.
 
-Legend: N columns of a row, BLOCK columns whose keys a program holds in registers, CHUNK columns
-that it writes out at a time, K numbers kept, KP the next power of two, UNIT entries of a block or
-tokens of a pool, W slots of a row of tokens.
+Legend: T rows, N columns of a row, G columns of a group, M groups that a program holds, W groups
+of a row in memory, S groups that are chosen, C candidate columns that a program holds, K numbers
+kept, KP the next power of two, UNIT entries of a block or tokens of a pool.
 """
 
 from __future__ import annotations
@@ -15,78 +15,144 @@ COUNT, COVER, COMPLETE = 0, 1, 2  # v; the blocks of UNIT that v entries touch; 
 COVER_: tl.constexpr = tl.constexpr(COVER)
 COMPLETE_: tl.constexpr = tl.constexpr(COMPLETE)
 # Codes of NAMES: what a column is called.
-COLUMN, NAMED, MEMBER = 0, 1, 2  # itself; its name; entry of the block that its UNIT columns name
-NAMED_: tl.constexpr = tl.constexpr(NAMED)
+COLUMN, MEMBER = 0, 1  # itself; entry of the block that its UNIT columns name
 MEMBER_: tl.constexpr = tl.constexpr(MEMBER)
 # Codes of OUT.
-NUMBERS, TOKENS, PART = 0, 1, 2  # int64 names; tokens of pools; names and scores of a segment
+NUMBERS, TOKENS = 0, 1  # int64 names; tokens of pools
 NUMBERS_: tl.constexpr = tl.constexpr(NUMBERS)
 TOKENS_: tl.constexpr = tl.constexpr(TOKENS)
-PART_: tl.constexpr = tl.constexpr(PART)
+# Codes of MAXIMA: where those of the groups come from.
+NONE, GIVEN, OWN = 0, 1, 2  # every column is a candidate; from memory; from the program itself
+NONE_: tl.constexpr = tl.constexpr(NONE)
+OWN_: tl.constexpr = tl.constexpr(OWN)
 
 LEAST: tl.constexpr = tl.constexpr(-(2**31))  # below the key of every number
 MOST: tl.constexpr = tl.constexpr(2**31 - 1)
-# Two counts of a running sum share a word: at most 2048 above, up to 2^15 equal.
-ABOVE_BITS: tl.constexpr = tl.constexpr(12)
-ABOVE_MASK: tl.constexpr = tl.constexpr(2**12 - 1)
+NOTHING: tl.constexpr = tl.constexpr(float("-inf"))
+# Two counts of up to 2^15 share a word.
+HALF: tl.constexpr = tl.constexpr(16)
+HALF_MASK: tl.constexpr = tl.constexpr(2**16 - 1)
 
 
 @triton.jit
-def _key(x):
-    """int32 in the order of fp32 x; `_number` is its inverse."""
+def key_of(x):
+    """int32 in the order of fp32 x, -0 below 0; `number_of` is its inverse."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _number(key):
+def number_of(key):
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _keys(scores, column, count, K, WHOLE: tl.constexpr):
-    """Keys of a row's columns, LEAST for those that may not be taken."""
-    shown = column < count
-    if WHOLE:
-        x = tl.load(scores + column, mask=shown & (count > K), other=0.0)
-    else:
-        x = tl.load(scores + column, mask=shown, other=0.0)
-    key = _key(tl.where(x == 0.0, 0.0, x))
-    return tl.where(shown & (x > float("-inf")), key, LEAST)
+def keys_of(x, shown):
+    """Keys of the numbers shown, with -0 equal to 0; LEAST for the others, -inf and NaN."""
+    return tl.where(shown & (x > NOTHING), key_of(x + 0.0), LEAST)
 
 
 @triton.jit
-def _bounds(key, K):
+def count_from(key, least):
+    """How many keys are at or above `least`."""
+    return tl.sum((key >= least).to(tl.int32), 0)
+
+
+@triton.jit
+def _logarithm(count):
+    """Of a positive fp32 number to the base 2, plus 127, within 0.01."""
+    bits = count.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07  # 2^-23
+    rest = bits - tl.floor(bits)
+    return bits + 0.345 * rest * (1.0 - rest)
+
+
+@triton.jit
+def bounds(key, low, high, at_low, K):
     """Keys low < high with count(key >= low) >= K > count(key >= high), and both counts.
 
-    Either exactly K keys are at or above `low`, or `high` is `low` + 1. Where fewer than K may be
-    taken, `low` is the least of them. Every second step halves the interval of keys, so 64 are
-    the most; the others guess from the counts, which seldom takes more than ten.
+    Given such a pair and `at_low`, narrowed until either exactly K keys are at or above `low` or
+    `high` is `low` + 1. Where fewer than K keys are at or above `low` nothing is done. A step
+    counts at two keys: where the logarithm of the count, if it were linear in the numbers, would
+    be that of K; and in the middle of the interval, so that 32 steps are the most.
     """
-    low = tl.min(tl.where(key > LEAST, key, MOST), 0).to(tl.int64)
-    high = tl.max(key, 0).to(tl.int64) + 1
-    at_low = tl.sum((key > LEAST).to(tl.int32), 0)
     at_high = at_low * 0
-    step = at_high
-    while (at_low > K) & (high - low > 1):
-        a = _number(low.to(tl.int32))
-        b = _number((high - 1).to(tl.int32))
-        part = (at_low - K).to(tl.float32) / (at_low - at_high).to(tl.float32)
-        guess = _key(a + (b - a) * part).to(tl.int64)
+    goal = _logarithm(K.to(tl.float32))
+    while (at_low > K) & (high - 1 > low):
+        a = number_of(low)
+        b = number_of(high - 1)
+        most = _logarithm(at_low.to(tl.float32))
+        root = tl.rsqrt(most - _logarithm(at_high.to(tl.float32) + 0.5))  # dividing takes longer
+        guess = key_of(a + (b - a) * ((most - goal) * root * root))
         guess = tl.minimum(tl.maximum(guess, low + 1), high - 1)
-        middle = tl.where(step % 2 == 0, guess, (low + high) >> 1)
-        count = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
-        enough = count >= K
-        low = tl.where(enough, middle, low)
-        at_low = tl.where(enough, count, at_low)
-        high = tl.where(enough, high, middle)
-        at_high = tl.where(enough, at_high, count)
-        step += 1
-    return low.to(tl.int32), high.to(tl.int32), at_low, at_high
+        middle = low + ((high - low).to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True)
+        first = tl.minimum(guess, middle)
+        second = tl.maximum(guess, middle)
+        both = tl.sum((key >= first).to(tl.int32) + ((key >= second).to(tl.int32) << HALF), 0)
+        at_first = both & HALF_MASK
+        at_second = (both >> HALF) & HALF_MASK
+        at_high = tl.where(at_second >= K, at_high, tl.where(at_first >= K, at_second, at_first))
+        high = tl.where(at_second >= K, high, tl.where(at_first >= K, second, first))
+        low = tl.where(at_second >= K, second, tl.where(at_first >= K, first, low))
+        at_low = tl.where(at_second >= K, at_second, tl.where(at_first >= K, at_first, at_low))
+    return low, high, at_low, at_high
 
 
 @triton.jit
-def _competing(length, N, LENGTH: tl.constexpr, UNIT: tl.constexpr):
+def taken_from(key, low, high, at_low, at_high, K):
+    """Which keys are taken, and the place of each in their order.
+
+    All from `low` where those are K or fewer; else all from `high` and of those equal to `low`
+    the first, K in all.
+    """
+    if at_low <= K:
+        taken = key >= low
+        place = tl.cumsum(taken.to(tl.int32), 0) - 1
+    else:
+        above = key >= high
+        equal = key == low
+        both = above.to(tl.int32) + (equal.to(tl.int32) << HALF)
+        before = tl.cumsum(both, 0) - both
+        equal_before = (before >> HALF) & HALF_MASK
+        wanted = K - at_high
+        taken = above | (equal & (equal_before < wanted))
+        place = (before & HALF_MASK) + tl.minimum(equal_before, wanted)
+    return taken, place
+
+
+@triton.jit
+def scatter(at, value, mask, PTX: tl.constexpr):
+    """tl.store of an integer of 32 or 64 bits by the thread that holds it.
+
+    tl.store would first exchange pointers, values and mask between the threads, to no avail where
+    the pointers follow no order.
+    """
+    if not PTX:
+        tl.store(at, value, mask=mask)
+    elif value.dtype.primitive_bitwidth == 64:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,l,r", [at.to(tl.int64), value, mask.to(tl.int32)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,r,r", [at.to(tl.int64), value, mask.to(tl.int32)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _best_of_groups(scores, first, count, N, G: tl.constexpr, R: tl.constexpr):
+    """Keys of the largest scores of R groups from column `first` on, LEAST where there is none."""
+    column = first + tl.arange(0, R)[:, None] * G + tl.arange(0, G)[None, :]
+    x = tl.load(scores + column, mask=column < N, other=NOTHING)
+    best = tl.max(tl.where(column < count, x, NOTHING), 1)  # the larger of NaN and x is x
+    return keys_of(best, best > NOTHING)
+
+
+@triton.jit
+def competing(length, N, LENGTH: tl.constexpr, UNIT: tl.constexpr):
     """Columns of a row that compete."""
     count = length
     if LENGTH == COVER_:
@@ -96,66 +162,123 @@ def _competing(length, N, LENGTH: tl.constexpr, UNIT: tl.constexpr):
     return tl.minimum(tl.maximum(count, 0), N).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["K", "blocks"])
-def select(
-    scores, lengths, names, out, out_scores, N, K, blocks,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, KP: tl.constexpr, LENGTH: tl.constexpr,
-    UNIT: tl.constexpr, NAMES: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
+@triton.jit(do_not_specialize=["K"])
+def best_of_groups(
+    scores, lengths, maxima, N, W, K,
+    G: tl.constexpr, R: tl.constexpr, LENGTH: tl.constexpr, UNIT: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The K best of BLOCK columns of a row, in the order of the columns.
-
-    WHOLE: rows with no more than K columns are taken whole and their scores not read. PART keeps
-    scores too, with -inf behind the last, for the launch that selects among the segments of a row.
+    """Keys of the largest score of each group. Grid (T, W / R). WHOLE: not of rows of up to K
+    columns.
     """
     row = tl.program_id(0).to(tl.int64)
-    segment = tl.program_id(1)
+    count = competing(tl.load(lengths + row), N, LENGTH, UNIT)
+    first = tl.program_id(1) * R
+    if (first * G < count) & ((count > K) | (not WHOLE)):
+        group = first + tl.arange(0, R)
+        best = _best_of_groups(scores + row * N, first * G, count, N, G, R)
+        tl.store(maxima + row * W + group, best, mask=group < W)
+
+
+@triton.jit
+def _candidates(
+    scores, maxima, chosen, count, N, W, K,
+    G: tl.constexpr, M: tl.constexpr, S: tl.constexpr, R: tl.constexpr, MAXIMA: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """How many groups hold the K best, keys [S G] of their columns, and bounds of the K-th."""
+    groups = (count + (G - 1)) // G
+    if MAXIMA == OWN_:
+        for first in range(0, groups, R):
+            group = first + tl.arange(0, R)
+            best = _best_of_groups(scores, first * G, count, N, G, R)
+            tl.store(maxima + group, best, mask=group < W)
+        tl.debug_barrier()
+    group = tl.arange(0, M)
+    key = tl.load(maxima + group, mask=group < W, other=LEAST)
+    key = tl.where(group < groups, key, LEAST)
+    low = tl.min(tl.where(key > LEAST, key, MOST), 0)
+    most = tl.max(key, 0) + 1
+    low, high, at_low, at_high = bounds(key, low, most, count_from(key, low), K)
+    taken, place = taken_from(key, low, high, at_low, at_high, K)
+    amount = tl.minimum(at_low, K)
+    scatter(chosen + place, group, taken, PTX)
+    tl.debug_barrier()
+    column = _columns(chosen, amount, W, G, S)
+    x = tl.load(scores + column, mask=column < N, other=NOTHING)
+    key = tl.reshape(keys_of(x, column < count), (S * G,))
+    if at_low < K:  # every group is chosen, whose other columns may be below its best
+        low = tl.min(tl.where(key > LEAST, key, MOST), 0)
+    return amount, key, low, most
+
+
+@triton.jit
+def _columns(chosen, amount, W, G: tl.constexpr, S: tl.constexpr):
+    """Columns [S, G] of the groups chosen, beyond the last column behind the first `amount`."""
+    slot = tl.arange(0, S)
+    group = tl.load(chosen + slot, mask=slot < amount, other=W)
+    return group[:, None] * G + tl.arange(0, G)[None, :]
+
+
+@triton.jit(do_not_specialize=["K", "blocks"])
+def select(
+    scores, lengths, names, maxima, chosen, out, N, W, K, blocks,
+    C: tl.constexpr, G: tl.constexpr, M: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
+    KP: tl.constexpr, MAXIMA: tl.constexpr, LENGTH: tl.constexpr, UNIT: tl.constexpr,
+    NAMES: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The K best columns of a row, ascending. One program a row.
+
+    WHOLE: rows with no more than K columns are taken whole and their scores not read.
+    """
+    row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
-    count = N if NAMES == NAMED_ else _competing(length, N, LENGTH, UNIT)
-    scores += row * N
-    start = segment * BLOCK
-    held = _keys(scores, start + tl.arange(0, BLOCK), count, K, WHOLE)
-    low, high, at_low, at_high = _bounds(held, K)
-    exact = at_low <= K
-    bar = tl.where(exact, low, high)
-    wanted = tl.where(exact, 0, K - at_high)  # of those equal to `low`, the first
-    kept = tl.minimum(at_low, K)
-    W = K * UNIT + UNIT - 1
-    part = (row * tl.num_programs(1) + segment) * K
-    done = at_low * 0
-    for first in range(start, start + BLOCK, CHUNK):
-        column = first + tl.arange(0, CHUNK)
-        key = _keys(scores, column, count, K, WHOLE)
-        above = key >= bar
-        equal = (key == low) & (key < bar)
-        both = above.to(tl.int32) | (equal.to(tl.int32) << ABOVE_BITS)
-        before = done + tl.cumsum(both, 0) - both
-        done += tl.sum(both, 0)
-        equal_before = before >> ABOVE_BITS
-        taken = above | (equal & (equal_before < wanted))
-        place = (before & ABOVE_MASK) + tl.minimum(equal_before, wanted)
+    count = competing(length, N, LENGTH, UNIT)
+    width = K * UNIT + (UNIT - 1) if OUT == TOKENS_ else K
+    out += row * width
+    kept = tl.minimum(count, K)
+    slot = tl.arange(0, KP)
+    whole = count <= K
+    if not WHOLE:
+        whole = count < 0
+    if whole:
+        _store(out, slot, slot, slot < kept, UNIT, OUT, PTX)
+    else:
+        scores += row * N
+        column = tl.arange(0, C)
+        if MAXIMA == NONE_:
+            x = tl.load(scores + column, mask=column < N, other=NOTHING)
+            key = keys_of(x, column < count)
+            low = tl.min(tl.where(key > LEAST, key, MOST), 0)
+            most = tl.max(key, 0) + 1
+        else:
+            chosen += row * S
+            groups, key, low, most = _candidates(
+                scores, maxima + row * W, chosen, count, N, W, K, G, M, S, R, MAXIMA, PTX
+            )
+        low, high, at_low, at_high = bounds(key, low, most, count_from(key, low), K)
+        taken, place = taken_from(key, low, high, at_low, at_high, K)
+        kept = tl.minimum(at_low, K)
+        if MAXIMA != NONE_:  # read again: fewer registers are held during the search
+            column = tl.reshape(_columns(chosen, groups, W, G, S), (C,))
         name = column
-        if NAMES == NAMED_:
-            name = tl.load(names + row * N + column, mask=taken, other=0)
         if NAMES == MEMBER_:
             block = tl.load(names + row * blocks + column // UNIT, mask=taken, other=0)
             name = block.to(tl.int32) * UNIT + column % UNIT
-        if OUT == PART_:
-            tl.store(out + part + place, name, mask=taken)
-            tl.store(out_scores + part + place, _number(key), mask=taken)
-        if OUT == NUMBERS_:
-            tl.store(out + row * K + place, name.to(tl.int64), mask=taken)
-        if OUT == TOKENS_:
-            for r in tl.static_range(UNIT):
-                at = out + row * W + place * UNIT + r
-                tl.store(at, name.to(tl.int64) * UNIT + r, mask=taken)
-    slot = tl.arange(0, KP)
-    behind = (slot >= kept) & (slot < K)
-    if OUT == PART_:
-        tl.store(out_scores + part + slot, tl.full((KP,), float("-inf"), tl.float32), mask=behind)
+        _store(out, place, name, taken, UNIT, OUT, PTX)
     if OUT == NUMBERS_:
-        tl.store(out + row * K + slot, tl.full((KP,), -1, tl.int64), mask=behind)
+        tl.store(out + slot, tl.full((KP,), -1, tl.int64), mask=(slot >= kept) & (slot < K))
     if OUT == TOKENS_:
         slot = tl.arange(0, 2 * KP * UNIT)
         token = (length + 1) // UNIT * UNIT + slot - kept * UNIT
         token = tl.where((token <= length) & (length >= 0), token, -1)
-        tl.store(out + row * W + slot, token, mask=(slot >= kept * UNIT) & (slot < W))
+        tl.store(out + slot, token, mask=(slot >= kept * UNIT) & (slot < width))
+
+
+@triton.jit
+def _store(out, place, name, taken, UNIT: tl.constexpr, OUT: tl.constexpr, PTX: tl.constexpr):
+    if OUT == NUMBERS_:
+        scatter(out + place, name.to(tl.int64), taken, PTX)
+    if OUT == TOKENS_:
+        for r in tl.static_range(UNIT):
+            scatter(out + place * UNIT + r, name.to(tl.int64) * UNIT + r, taken, PTX)

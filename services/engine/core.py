@@ -172,6 +172,7 @@ class EngineCore:
             step_tokens=counters.step_tokens,
             steps_by_tokens=tuple(counters.steps_by_tokens),
             store_jobs=self._transfers.in_flight,
+            accepted_by_position=tuple(counters.accepted_by_position),
         )
 
     def prefix_news(self) -> dict[UnitHash, bool]:

@@ -49,6 +49,7 @@ def to_request(submit: CoreSubmit) -> Request:
         sampling=_sampling(request.sampling, _grammar(request)),
         logprobs=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        logprob_token_ids=tuple(output.logprob_token_ids),
         n=request.n,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -142,6 +143,7 @@ def to_response(event: EngineEvent) -> pb.GenerateResponse:
                     prompt_logprobs=_logprobs(event.prompt_logprobs),
                     queue_seconds=event.queue_seconds,
                     prefill_seconds=event.prefill_seconds,
+                    created_cache_tokens=event.created,
                 )
             )
         case ProgressOut():
@@ -185,6 +187,7 @@ def to_load_record(
         drafts=load.drafts,
         draft_tokens=load.draft_tokens,
         accepted_draft_tokens=load.accepted_draft_tokens,
+        accepted_by_position=load.accepted_by_position,
     )
 
 

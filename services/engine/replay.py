@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.stage_pb2 import RequestUpdate
@@ -34,6 +35,7 @@ class Replay:
         self._tokens = self._cut(line, request.stopping)
         output = request.output
         self._top = output.logprobs if output.HasField("logprobs") else None
+        self._listed = tuple(output.logprob_token_ids)
 
     def _cut(self, line: ScriptLine, stopping: pb.StoppingParams) -> tuple[int, ...]:
         stops = set(stopping.stop_token_ids)
@@ -65,7 +67,7 @@ class Replay:
             chunk.choice = self.choice
             chunk.token_ids.extend(tokens)
             if self._top is not None:
-                chunk.logprobs.extend(certain(tokens, self._top))
+                chunk.logprobs.extend(certain(tokens, self._top, self._listed))
             self._sent += len(tokens)
         if self._sent == len(self._tokens):
             self._finish(update)
@@ -83,10 +85,15 @@ class Replay:
         )
 
 
-def certain(tokens: Iterable[int], top: int) -> Iterable[pb.TokenLogprob]:
-    """Log-probabilities of tokens that were certain: 0, rank 1, alone in their top list."""
+def certain(
+    tokens: Iterable[int], top: int, listed: Sequence[int] = ()
+) -> Iterable[pb.TokenLogprob]:
+    """Log-probabilities of tokens that were certain: 0, rank 1, alone in their top list.
+
+    `listed` tokens take the place of that list; all others were impossible.
+    """
     for token in tokens:
         entry = pb.TokenLogprob(token_id=token, logprob=0.0, rank=1)
-        if top > 0:
-            entry.top.add(token_id=token, logprob=0.0)
+        for other in listed or (token,) * (top > 0):
+            entry.top.add(token_id=other, logprob=0.0 if other == token else -math.inf)
         yield entry

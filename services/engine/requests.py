@@ -24,6 +24,7 @@ MAX_CHOICES = 128
 MAX_SALT = 128
 MAX_IDS = 1024
 MAX_BAD_WORDS = 256  # two token sequences for each word
+MAX_LOGPROB_IDS = 128
 SALT_FORBIDDEN = "@/\\\0"
 
 
@@ -186,6 +187,16 @@ def _check_output(request: GenerateRequest, limits: RequestLimits) -> None:
         raise invalid("output.logprobs", f"is {output.logprobs}; must be 0 to {most}")
     if output.HasField("prompt_logprobs") and not 0 <= output.prompt_logprobs <= most:
         raise invalid("output.prompt_logprobs", f"is {output.prompt_logprobs}; must be 0 to {most}")
+    _check_logprob_ids(output.logprob_token_ids, output.HasField("logprobs"), limits)
+
+
+def _check_logprob_ids(ids: Sequence[int], has_logprobs: bool, limits: RequestLimits) -> None:
+    field = "output.logprob_token_ids"
+    if ids and not has_logprobs:
+        raise invalid(field, "is set; needs output.logprobs")
+    if len(ids) > MAX_LOGPROB_IDS:
+        raise invalid(field, f"has {len(ids)} entries; at most {MAX_LOGPROB_IDS}")
+    _check_ids(field, ids, limits)
 
 
 def _check_choices(request: GenerateRequest) -> None:

@@ -19,6 +19,7 @@ from services.gateway.conversation import (
     tool_messages,
     tool_name,
 )
+from services.gateway.deepseek_sampling import follow_deepseek
 from services.gateway.errors import bad_request
 from services.gateway.extra_tokens import bad_word_tokens, framed
 from services.gateway.generation import EventStream
@@ -32,6 +33,7 @@ from services.gateway.sampling import (
     check_request,
     check_text_size,
     max_tokens,
+    output_params,
     parse_open,
     sampling_params,
     stopping_params,
@@ -75,6 +77,7 @@ class ChatJob:
         )
         check_chat(request, facts)
         prompt = await render_chat(request, state, facts)
+        self.meter.on_images(len(prompt.images), prompt.images_kept)
         words = await bad_word_tokens(request.bad_words, state.tokenizers)
         plan = self._plan(prompt, facts, sampling_params(request, facts, words))
         self.meter.choices = plan.request.n
@@ -97,6 +100,14 @@ class ChatJob:
         asked = getattr(request, name)
         most = max_tokens(asked, prompt, facts, name, "messages")
         opening = self._parse_open(prompt)
+        if self.state.config.deepseek_official_sampling:
+            follow_deepseek(
+                sampling,
+                request.top_p,
+                family=facts.family,
+                thinks=prompt.reasoning_end is not None,
+                has_tools=opening.tool_choice != tokenizer_pb2.TOOL_CHOICE_NONE,
+            )
         wanted = self._wanted(opening)
         return GenerationPlan(
             prompt=prompt,
@@ -139,12 +150,8 @@ class ChatJob:
         return level == "function" or (level == "auto" and any(t.function.strict for t in tools))
 
     def _output(self) -> engine_pb2.OutputParams:
-        output = engine_pb2.OutputParams()
-        if self._request.logprobs:
-            output.logprobs = self._request.top_logprobs or 0
-        if self._request.prompt_logprobs is not None:
-            output.prompt_logprobs = self._request.prompt_logprobs
-        return output
+        request = self._request
+        return output_params(request, (request.top_logprobs or 0) if request.logprobs else None)
 
     def _parse_open(self, prompt: Prompt) -> tokenizer_pb2.ParseOpen:
         request, config = self._request, self.state.config
@@ -198,7 +205,9 @@ async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFac
     eos = tuple(answer.stop_token_ids) or tuple(info.stop_token_ids if info else ())
     images = tuple(answer.images)
     end = answer.reasoning_end_token_id if answer.HasField("reasoning_end_token_id") else None
-    prompt = Prompt(answer.token_ids, answer.text, answer.start_state, eos, images, end)
+    prompt = Prompt(
+        answer.token_ids, answer.text, answer.start_state, eos, images, end, answer.images_kept
+    )
     if request.add_special_tokens:
         prompt = await framed(prompt, state.tokenizers)
     return truncate(request, prompt, facts)

@@ -27,6 +27,7 @@ from services.gateway.sampling import (
     check_request,
     check_text_size,
     max_tokens,
+    output_params,
     parse_open,
     sampling_params,
     stopping_params,
@@ -114,12 +115,10 @@ class CompletionJob:
 
     def _output(self, most: int) -> engine_pb2.OutputParams:
         request = self._request
-        output = engine_pb2.OutputParams()
-        if request.logprobs is not None:
-            output.logprobs = request.logprobs
+        output = output_params(request, request.logprobs)
         if request.prompt_logprobs is not None:
-            output.prompt_logprobs = request.prompt_logprobs
-        elif self._options.echo_logprobs:
+            return output
+        if self._options.echo_logprobs:
             output.prompt_logprobs = request.logprobs or 0
         elif most == 0:  # a prompt alone is computed only for its log-probabilities
             output.prompt_logprobs = 0

@@ -64,6 +64,12 @@ class GatewayConfig:
     override_generation_config: str = field(
         default="", metadata=_help("JSON object laid over the checkpoint's generation config")
     )
+    deepseek_official_sampling: bool = field(
+        default=False,
+        metadata=_help(
+            "DeepSeek chats: temperature and top_p as DeepSeek's own interface sets them"
+        ),
+    )
     default_chat_template_kwargs: str = field(
         default="", metadata=_help("JSON object of template arguments for every chat request")
     )

@@ -79,6 +79,7 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    created: int = 0  # prompt tokens that are new in the prefix cache
     reasoning: int = 0
     images: int = 0
 
@@ -87,6 +88,7 @@ class Usage:
         self.prompt += other.prompt
         self.completion += other.completion
         self.cached += other.cached
+        self.created += other.created
         self.reasoning += other.reasoning
         self.images += other.images
 
@@ -110,6 +112,7 @@ class PromptReport:
 
     cached_tokens: int = 0
     external_cached_tokens: int = 0
+    created_cache_tokens: int = 0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     at: float = 0.0  # clock reading; 0: not yet

@@ -66,6 +66,7 @@ class Generation:
             prompt=self.plan.prompt.length,
             completion=sum(c.delivered for c in self._choices),
             cached=self.report.cached_tokens,
+            created=self.report.created_cache_tokens,
             reasoning=sum(c.reasoning_tokens for c in self._choices),
             images=self.plan.prompt.image_tokens,
         )
@@ -194,6 +195,7 @@ class Generation:
             self.report = PromptReport(
                 cached_tokens=done.cached_tokens,
                 external_cached_tokens=done.external_cached_tokens,
+                created_cache_tokens=done.created_cache_tokens,
                 queue_seconds=done.queue_seconds,
                 prefill_seconds=done.prefill_seconds,
                 at=time.monotonic(),

@@ -47,6 +47,11 @@ class RequestMeter:
             self._metrics.first_token(self.model, now - self._began)
             self._observe_gap = self._metrics.inter_token_observer(self.model)
 
+    def on_images(self, images: int, kept: int) -> None:
+        """A prompt holds so many images, `kept` of which were not decoded anew."""
+        if images:
+            self._metrics.images(self.model, images, kept)
+
     def on_complete(self, usage: Usage, times: Sequence[EngineTimes] = ()) -> None:
         """All choices ended; `times` of each prompt."""
         self._usage = usage

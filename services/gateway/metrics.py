@@ -130,6 +130,8 @@ class Metrics:
         self._tool_parsers = self._counter(
             "vllm:tool_call_parser_invocations", "Outputs parsed for tool calls"
         )
+        self._images = self._counter("vllm:mm_cache_queries", "Images of prompts")
+        self._kept_images = self._counter("vllm:mm_cache_hits", "Images that were not decoded anew")
 
     def engine_times(self, model: str, times: EngineTimes) -> None:
         """What an engine spent on one prompt."""
@@ -152,6 +154,11 @@ class Metrics:
     def rejected(self, model: str, reason: str) -> None:
         """A request was refused because of the load; `reason` is one of REJECTIONS."""
         self._rejections.labels(model, reason).inc()
+
+    def images(self, model: str, images: int, kept: int) -> None:
+        """A prompt holds `images`, `kept` of which were not decoded anew."""
+        self._images.labels(model, ENGINE).inc(images)
+        self._kept_images.labels(model, ENGINE).inc(kept)
 
     def parsed_tools(self, model: str, choices: int) -> None:
         """Outputs were parsed for tool calls."""
@@ -248,6 +255,9 @@ class EngineCollector(Collector):
             yield _fill(GaugeMetricFamily(name, text, labels=_LABELS), known, field)
         for name, (text, field) in _COUNTERS.items():
             yield _fill(CounterMetricFamily(name, text, labels=_LABELS), known, field)
+        yield _waiting_by_reason(known)
+        yield _accepted_by_position(known)
+        yield _awake(known)
         yield _step_tokens(known)
         yield _cache_config(known)
 
@@ -256,8 +266,44 @@ def _fill(
     family: GaugeMetricFamily | CounterMetricFamily, engines: Iterable[EnginePeer], field: str
 ) -> Metric:
     for engine in engines:
-        labels = (engine.info.model.name, str(engine.index))
-        family.add_metric(labels, _value(engine.load, field))
+        family.add_metric(_labels(engine), _value(engine.load, field))
+    return family
+
+
+def _labels(engine: EnginePeer) -> tuple[str, str]:
+    return engine.info.model.name, str(engine.index)
+
+
+def _waiting_by_reason(engines: Iterable[EnginePeer]) -> Metric:
+    """All wait in one queue, for room."""
+    family = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Waiting requests", labels=(*_LABELS, "reason")
+    )
+    for engine in engines:
+        family.add_metric((*_labels(engine), "capacity"), float(engine.load.waiting))
+    return family
+
+
+def _accepted_by_position(engines: Iterable[EnginePeer]) -> Metric:
+    family = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Accepted drafts by their place in a step",
+        labels=(*_LABELS, "position"),
+    )
+    for engine in engines:
+        for position, count in enumerate(engine.load.accepted_by_position):
+            family.add_metric((*_labels(engine), str(position)), float(count))
+    return family
+
+
+def _awake(engines: Iterable[EnginePeer]) -> Metric:
+    """Engines here never sleep."""
+    family = GaugeMetricFamily(
+        "vllm:engine_sleep_state", "Whether an engine is awake", labels=(*_LABELS, "sleep_state")
+    )
+    for engine in engines:
+        for state, value in (("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)):
+            family.add_metric((*_labels(engine), state), value)
     return family
 
 
@@ -270,8 +316,7 @@ def _step_tokens(engines: Iterable[EnginePeer]) -> Metric:
         counts = itertools.accumulate(engine.load.steps_by_tokens)
         buckets = [(edge, float(n)) for edge, n in zip(STEP_TOKENS, counts, strict=False)]
         if len(buckets) == len(STEP_TOKENS):
-            labels = (engine.info.model.name, str(engine.index))
-            family.add_metric(labels, buckets, sum_value=float(engine.load.step_tokens))
+            family.add_metric(_labels(engine), buckets, sum_value=float(engine.load.step_tokens))
     return family
 
 
@@ -285,7 +330,7 @@ def _cache_config(engines: Iterable[EnginePeer]) -> Metric:
     for engine in engines:
         for group in engine.info.cache_groups:
             sizes = (group.name, str(group.page_tokens), str(group.total_pages))
-            family.add_metric((engine.info.model.name, str(engine.index), *sizes), 1.0)
+            family.add_metric((*_labels(engine), *sizes), 1.0)
     return family
 
 

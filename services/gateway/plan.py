@@ -14,7 +14,7 @@ from services.gateway.tokens import count
 class Prompt:
     """Prompt tokens (packed), and what the tokenizer knows about the output that follows.
 
-    images: with their places among the tokens.
+    images: with their places among the tokens; `images_kept` of them were not decoded anew.
     """
 
     token_ids: bytes
@@ -23,6 +23,7 @@ class Prompt:
     eos_token_ids: tuple[int, ...] = ()
     images: tuple[tokenizer_pb2.ImageInput, ...] = ()
     reasoning_end: int | None = None  # token that ends the reasoning the output begins inside
+    images_kept: int = 0
 
     @property
     def image_tokens(self) -> int:

@@ -30,13 +30,14 @@ class ModelFacts:
     max_model_len: int
     defaults: Mapping[str, Any]  # generation_config.json with the operator's overrides
     max_logprobs: int
+    family: str = ""
 
 
 def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
     """Relations between fields, and token ids against the vocabulary. Raises ApiError 400."""
     if request.stream_options is not None and not request.stream:
         raise bad_request("`stream_options` needs `stream` to be true.", "stream_options")
-    if request.stream and request.prompt_logprobs is not None:
+    if request.stream and request.prompt_logprobs:
         raise bad_request("`prompt_logprobs` cannot be streamed.", "prompt_logprobs")
     temperature = _temperature(request, facts)
     if temperature == 0 and (request.n or 1) > 1:
@@ -47,6 +48,18 @@ def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
     check_ids("allowed_token_ids", request.allowed_token_ids or (), facts)
     check_ids("logit_bias", request.logit_bias or (), facts)
     check_logprobs("prompt_logprobs", request.prompt_logprobs, facts)
+    _check_logprob_ids(request, facts)
+
+
+def _check_logprob_ids(request: SamplingRequest, facts: ModelFacts) -> None:
+    name = "logprob_token_ids"
+    if not request.logprob_token_ids:
+        return
+    if not request.wants_logprobs:
+        raise bad_request(f"`{name}` needs `logprobs`.", name)
+    if request.max_tokens == 0:
+        raise bad_request(f"`{name}` needs output, and `max_tokens` is 0.", name)
+    check_ids(name, request.logprob_token_ids, facts)
 
 
 def check_logprobs(name: str, value: int | None, facts: ModelFacts) -> None:
@@ -162,6 +175,13 @@ def sampling_params(
     if request.seed is not None and request.seed != -1:
         params.seed = request.seed
     return params
+
+
+def output_params(request: SamplingRequest, logprobs: int | None) -> engine_pb2.OutputParams:
+    """Which log-probabilities are told; `logprobs`: alternatives of each token, None: none."""
+    output = engine_pb2.OutputParams(logprobs=logprobs, prompt_logprobs=request.prompt_logprobs)
+    output.logprob_token_ids.extend(dict.fromkeys(request.logprob_token_ids or ()))
+    return output
 
 
 def stopping_params(

@@ -105,6 +105,7 @@ class GatewayState:
             name=info.model.name,
             served_as=self._name_of(asked),
             fingerprint=info.model.fingerprint,
+            family=info.model.family,
             vocab_size=info.model.vocab_size,
             max_model_len=info.model.max_model_len,
             defaults=self._defaults(),

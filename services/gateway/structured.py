@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from warhorse.v1 import engine_pb2, tokenizer_pb2
 
+from services.gateway.closed_schema import closed
 from services.gateway.errors import bad_request
 from services.gateway.plan import Prompt
 from services.gateway.schema.sampling import SamplingRequest
@@ -80,7 +81,43 @@ def _of_outputs(wanted: StructuredOutputs | None) -> engine_pb2.Grammar | None:
         message = "`structured_outputs` must hold exactly one of " + ", ".join(wanted.names()) + "."
         raise bad_request(message, "structured_outputs")
     ((form, value),) = given.items()
-    return _of(form, value, f"structured_outputs.{form}")
+    if wanted.disable_additional_properties:
+        _check_option("disable_additional_properties", form, ("json",))
+        value = _closed(value, "structured_outputs.json")
+    grammar = _of(form, value, f"structured_outputs.{form}")
+    _rule_whitespace(wanted, form, grammar)
+    return grammar
+
+
+def _check_option(name: str, form: str, forms: tuple[str, ...]) -> None:
+    if form not in forms:
+        known = " or ".join(f"`{known}`" for known in forms)
+        param = f"structured_outputs.{name}"
+        raise bad_request(f"`{param}` needs {known}, got `{form}`.", param)
+
+
+def _closed(value: Any, param: str) -> Any:
+    """The schema without further properties; text that is no JSON is for the compiler to refuse."""
+    try:
+        return closed(orjson.loads(value) if isinstance(value, str) else value)
+    except orjson.JSONDecodeError:
+        return value
+    except RecursionError:
+        raise bad_request(f"`{param}` is nested too deeply.", param) from None
+
+
+def _rule_whitespace(wanted: StructuredOutputs, form: str, grammar: engine_pb2.Grammar) -> None:
+    fixed, pattern = wanted.disable_any_whitespace, wanted.whitespace_pattern
+    if fixed:
+        _check_option("disable_any_whitespace", form, ("json", "json_object"))
+        grammar.fixed_whitespace = True
+    if pattern is None:
+        return
+    param = "structured_outputs.whitespace_pattern"
+    _check_option("whitespace_pattern", form, ("json", "json_object"))
+    if fixed:
+        raise bad_request(f"`{param}` and `disable_any_whitespace` exclude each other.", param)
+    grammar.whitespace_pattern = _bounded(pattern, param)
 
 
 def _of(form: str, value: Any, param: str) -> engine_pb2.Grammar:

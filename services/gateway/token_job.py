@@ -11,7 +11,7 @@ from services.gateway.schema.completion import CompletionRequest
 from services.gateway.schema.native import TokensRequest
 from services.gateway.state import GatewayState
 from services.gateway.token_writers import TokenBodyWriter, TokenOptions, TokenStreamWriter
-from services.gateway.unsupported import COMPLETION
+from services.gateway.unsupported import COMMON_ONLY
 
 _OF_THE_ENVELOPE = ("prompt", "stream", "stream_options", "model", "echo")
 
@@ -24,7 +24,7 @@ class TokensJob(CompletionJob):
             if name in (request.sampling_params or {}):
                 message = f"`sampling_params` must not hold `{name}`."
                 raise bad_request(message, f"sampling_params.{name}")
-        fields = validate(CompletionRequest, request.completion_fields(), COMPLETION)
+        fields = validate(CompletionRequest, request.completion_fields(), COMMON_ONLY)
         super().__init__(fields, request_id, state)
         usage = request.stream_options
         self._shown = TokenOptions(

@@ -31,15 +31,11 @@ COMMON: Mapping[str, Harmless] = {
     "return_routed_experts": _off,
 }
 CHAT: Mapping[str, Harmless] = {
-    "logprob_token_ids": _absent,
     "audio": _absent,
     "functions": lambda value: not value,
     "function_call": lambda value: value in (None, "none", "auto"),
 }
 COMMON_ONLY: Mapping[str, Harmless] = {}
-COMPLETION: Mapping[str, Harmless] = {
-    "logprob_token_ids": _absent,
-}
 
 
 def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, Harmless]) -> None:

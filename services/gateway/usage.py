@@ -27,9 +27,12 @@ def usage_body(usage: Usage, *, reasoning: bool, details: bool = True) -> dict[s
 
 
 def _prompt_details(usage: Usage) -> dict[str, Any]:
-    details = {"cached_tokens": usage.cached}
+    details: dict[str, Any] = {
+        "cached_tokens": usage.cached,
+        "created_cache_tokens": usage.created,
+    }
     if usage.images:
-        details["multimodal_tokens"] = usage.images
+        details["multimodal_tokens"] = {"image": usage.images}
     return {
         "prompt_tokens_details": details,
         "prompt_cache_hit_tokens": usage.cached,

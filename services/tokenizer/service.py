@@ -112,6 +112,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             start_state=state,
             stop_token_ids=self._folder.stop_token_ids,
             reasoning_end_token_id=self._reasoning_end if is_reasoning else None,
+            images_kept=_kept(pictures),
         )
 
     def _start_state(self, prompt: Prompt, ids: list[int]) -> tokenizer_pb2.ParseState:
@@ -210,3 +211,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         service = self._card.service
         answer.service.CopyFrom(service_info(service.instance_id, service.generation))
         return answer
+
+
+def _kept(pictures: Sequence[Picture]) -> int:
+    """How many of the pictures did not have to be decoded: those of before, and repetitions."""
+    decoded = {picture.digest for picture in pictures if not picture.kept}
+    return len(pictures) - len(decoded)

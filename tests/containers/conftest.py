@@ -103,7 +103,7 @@ def base_image(docker_host: str) -> str:
     CACHE.mkdir(parents=True, exist_ok=True)
     archive = CACHE / "bookworm-python.tar"
     if not archive.exists():
-        part = archive.with_suffix(".part.tar")
+        part = archive.with_suffix(f".{os.getpid()}.tar")
         command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
         subprocess.run([*command, str(part)], check=True, capture_output=True)
         part.rename(archive)

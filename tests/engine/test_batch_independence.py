@@ -76,11 +76,7 @@ def output(log: Log, name: str) -> Output:
 
 @pytest.fixture(scope="module", params=["qwen4_exp", "qwen3_5"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    made = Engine(tmp_path_factory.mktemp(request.param), request.param)
-    torch.set_num_threads(before)
-    return made
+    return Engine(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def test_a_hit_gives_the_output_of_a_cold_run(bench: Bench, length: int) -> None
     assert warm.tokens("warm") == cold.tokens("cold")
     assert warm.prompts["warm"].cached == (length - 1) // UNIT * UNIT
     assert warm.prompts["warm"].external_cached == 0
+    assert cold.prompts["cold"].created == length // UNIT * UNIT
 
 
 def test_the_next_turn_hits_the_end_of_the_last_one(bench: Bench) -> None:
@@ -154,7 +155,7 @@ def test_without_prefix_caching_nothing_is_kept(bench: Bench) -> None:
     core = bench.core(settings=config(enable_prefix_caching=False))
     for i in range(2):
         log = run(core, request(str(i), prompt(50), 20))
-        assert log.prompts[str(i)].cached == 0
+        assert log.prompts[str(i)].cached == log.prompts[str(i)].created == 0
         assert log.tokens(str(i)) == reference_greedy(prompt(50), 20)
     assert all(g.cached == 0 for g in core.load().groups)
 

@@ -21,6 +21,9 @@ def test_greedy_output_is_that_without_drafts(bench: Bench, wrong: float) -> Non
     load = core.load()
     assert load.draft_tokens > 0
     assert (load.accepted_draft_tokens == load.draft_tokens) == (wrong == 0.0)
+    places = list(load.accepted_by_position)
+    assert sum(places) == load.accepted_draft_tokens and places == sorted(places, reverse=True)
+    assert len(places) <= 5 and (not places or places[0] <= load.drafts)
     if wrong == 0.0:
         assert len(model.batch_sizes) < 50
 

@@ -196,6 +196,22 @@ def test_logprobs_are_the_models_own(bench: Bench) -> None:
         context = [*context, 3]
 
 
+def test_listed_tokens_are_scored_in_place_of_the_likely_ones(bench: Bench) -> None:
+    listed = (9, 3, 41)
+    sampling = RequestSampling(temperature=0.0, logit_bias={3: 100.0})
+    asked = request("a", prompt(20), 6, sampling=sampling, logprobs=0, logprob_token_ids=listed)
+    outcome = run(bench.core(), asked).choices[("a", 0)]
+    context = prompt(20)
+    for entry in outcome.logprobs:
+        expected = torch.log_softmax(torch.tensor(reference_logits(context)).double(), -1)
+        assert tuple(token for token, _ in entry.top) == listed
+        assert [p for _, p in entry.top] == pytest.approx(
+            [float(expected[token]) for token in listed], abs=1e-5
+        )
+        context = [*context, 3]
+    assert len(outcome.logprobs) == 6
+
+
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_prompt_logprobs_score_every_prompt_token(bench: Bench, max_tokens: int) -> None:
     core = bench.core(settings=config(prompt_logprobs_chunk=7))

@@ -42,14 +42,6 @@ TOKENS = 6
 OUTPUT = 4
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
     return save_tiny(tmp_path_factory.mktemp("tiny"), "qwen3_5", "fp32")

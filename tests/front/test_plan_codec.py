@@ -67,6 +67,7 @@ SAMPLING = st.builds(
     stop_token_ids=TOKENS,
     min_tokens=COUNT,
     logprobs=st.none() | COUNT,
+    logprob_token_ids=TOKENS,
     bad_words=st.lists(TOKENS, max_size=3).map(tuple),
     thinking_budget=st.none() | st.builds(ThinkingBudget, COUNT, TOKEN),
 )
@@ -188,7 +189,6 @@ def generate(folder: Path, wire: bool) -> tuple[list[int], list[int]]:
 def test_core_behind_the_wire_gives_the_same_tokens_with_plans_of_constant_size(
     tmp_path: Path,
 ) -> None:
-    torch.set_num_threads(1)
     save_tiny(tmp_path, "qwen4_exp", "fp8")
     tokens, sizes = generate(tmp_path, wire=True)
     assert tokens == generate(tmp_path, wire=False)[0]

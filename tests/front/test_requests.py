@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
+from warhorse.v1.stage_pb2 import CoreSubmit
 from warhorse.v1.tokenizer_pb2 import ImageInput
 
 from services.common.errors import ServiceError
+from services.engine.core_events import to_request
 from services.engine.requests import RequestLimits, validate
 from tests.front.helpers import MAX_MODEL_LEN, MODEL, VOCAB, make_request
 
@@ -81,6 +83,7 @@ INVALID_FIELDS: list[tuple[str, Any, str, list[str]]] = [
     ("stopping.eos_token_ids", [3, 999], "stopping.eos_token_ids[1]", ["999", "0 to 259"]),
     ("output.logprobs", 21, "output.logprobs", ["21", "0 to 20"]),
     ("output.logprobs", -1, "output.logprobs", ["-1", "0 to 20"]),
+    ("output.logprob_token_ids", [1], "output.logprob_token_ids", ["needs output.logprobs"]),
     ("output.prompt_logprobs", 21, "output.prompt_logprobs", ["21", "0 to 20"]),
     ("output.prompt_logprobs", -2, "output.prompt_logprobs", ["-2", "0 to 20"]),
     ("n", None, "n", ["not set", "1 to 128"]),
@@ -88,6 +91,27 @@ INVALID_FIELDS: list[tuple[str, Any, str, list[str]]] = [
     ("n", 129, "n", ["129", "1 to 128"]),
     ("n", 2, "n", ["2", "greedy"]),
 ]
+
+
+# ids of a request that asks for log-probabilities, field named by the error, words of the message
+INVALID_SCORED = [
+    ([1, 260], "output.logprob_token_ids[1]", ["260", "0 to 259"]),
+    ([1] * 129, "output.logprob_token_ids", ["129", "128"]),
+]
+
+
+@pytest.mark.parametrize(("ids", "field", "words"), INVALID_SCORED)
+def test_tokens_to_score_are_checked(ids: list[int], field: str, words: list[str]) -> None:
+    error = failure(make_request(output__logprobs=0, output__logprob_token_ids=ids))
+    assert (error.reason, error.field) == (INVALID, field)
+    assert all(word in error.message for word in words)
+
+
+def test_tokens_to_score_reach_the_core() -> None:
+    request = make_request(output__logprobs=2, output__logprob_token_ids=[3, 1])
+    validate(request, LIMITS)
+    found = to_request(CoreSubmit(request_id="r", request=request))
+    assert (found.logprobs, found.logprob_token_ids) == (2, (3, 1))
 
 
 def failure(request: pb.GenerateRequest) -> ServiceError:

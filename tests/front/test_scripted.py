@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,14 @@ async def test_logprobs_of_a_scripted_token_are_certain(make_link: Any) -> None:
         (6, 0.0, 1, 1),
     ]
     assert [e.token_id for e in events[1].prompt_done.prompt_logprobs] == [2, 3]
+
+
+async def test_listed_tokens_take_the_place_of_the_likely_ones(make_link: Any) -> None:
+    async with serve_front(make_link({"token_ids": [5, 6]})) as served:
+        request = make_request(output__logprobs=0, output__logprob_token_ids=[6, 9])
+        events = await read_all(served.stub.Generate(request, timeout=10))
+    tops = [[(t.token_id, t.logprob) for t in s.top] for e in events for s in e.chunk.logprobs]
+    assert tops == [[(6, -math.inf), (9, -math.inf)], [(6, 0.0), (9, -math.inf)]]
 
 
 async def test_delay_spaces_messages(make_link: Any) -> None:

@@ -92,6 +92,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.render_delay = 0.0
         self.refusal: ServiceError | None = None
         self.reasoning_end: int | None = None
+        self.images_kept = 0
         self.die_after_tokens: int | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -116,6 +117,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
             stop_token_ids=[EOS],
             images=self._images(request, text),
             reasoning_end_token_id=self.reasoning_end,
+            images_kept=self.images_kept,
         )
 
     def _images(self, request, text: str) -> list[tokenizer_pb2.ImageInput]:
@@ -208,6 +210,7 @@ class Reply:
     finish: int = FINISH_STOP
     stop_token: int | None = None
     cached: int = 0
+    created: int = 0
     error: ServiceError | None = None
     break_after: int | None = None
     broken: ServiceError | None = None
@@ -239,7 +242,9 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
         self.completed = 0
         self.sent_tokens = 0
         self.aborted: list[str] = []
-        self.load = engine_pb2.LoadResponse(running=2, waiting=3, kv_usage=0.25, preemptions=4)
+        self.load = engine_pb2.LoadResponse(
+            running=2, waiting=3, kv_usage=0.25, preemptions=4, accepted_by_position=[9, 4]
+        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self, server)
@@ -319,7 +324,7 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
             )
 
     def _prompt_done(self, request, reply: Reply, prompt: list[int]) -> engine_pb2.PromptDone:
-        done = engine_pb2.PromptDone(cached_tokens=reply.cached)
+        done = engine_pb2.PromptDone(cached_tokens=reply.cached, created_cache_tokens=reply.created)
         if request.output.HasField("prompt_logprobs"):
             done.prompt_logprobs.extend(reply.logprob(t) for t in prompt[1:])
         return done

@@ -91,6 +91,19 @@ INVALID: list[tuple[str | None, dict[str, Any], str, tuple[str, ...]]] = [
     (None, {"allowed_token_ids": [300]}, "allowed_token_ids", ("0 to 299", "300")),
     (None, {"prompt_logprobs": 21}, "prompt_logprobs", ("0 to 20", "21")),
     (None, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", ("stream",)),
+    (None, {"prompt_logprobs": -1, "stream": True}, "prompt_logprobs", ("stream",)),
+    (None, {"logprob_token_ids": [1]}, "logprob_token_ids", ("logprobs",)),
+    (CHAT, {"logprob_token_ids": [1], "logprobs": False}, "logprob_token_ids", ("logprobs",)),
+    (CHAT, {"logprob_token_ids": [300], "logprobs": True}, "logprob_token_ids", ("299", "300")),
+    (TEXT, {"logprob_token_ids": [300], "logprobs": 0}, "logprob_token_ids", ("299", "300")),
+    (None, {"logprob_token_ids": [1] * 129}, "logprob_token_ids", ("128",)),
+    (None, {"logprob_token_ids": ["a"]}, "logprob_token_ids.0", ("a",)),
+    (
+        TEXT,
+        {"logprob_token_ids": [1], "logprobs": 0, "echo": True, "max_tokens": 0},
+        "logprob_token_ids",
+        ("max_tokens",),
+    ),
     (CHAT, {"logprobs": 1}, "logprobs", ("true or false", "1")),
     (CHAT, {"top_logprobs": 1}, "top_logprobs", ("logprobs",)),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", ("0 to 20", "21")),
@@ -175,6 +188,42 @@ INVALID: list[tuple[str | None, dict[str, Any], str, tuple[str, ...]]] = [
     (None, {"structured_outputs": {}}, "structured_outputs", ("exactly one", "regex")),
     (None, {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", ("one",)),
     (None, {"structured_outputs": {"choice": []}}, "structured_outputs.choice", ("1 to",)),
+    (
+        None,
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+        ("`json` or `json_object`", "regex"),
+    ),
+    (
+        None,
+        {"structured_outputs": {"json_object": True, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+        ("`json`", "json_object"),
+    ),
+    (
+        None,
+        {"structured_outputs": {"choice": ["a"], "whitespace_pattern": "b"}},
+        "structured_outputs.whitespace_pattern",
+        ("`json` or `json_object`", "choice"),
+    ),
+    (
+        None,
+        {
+            "structured_outputs": {
+                "json": {},
+                "disable_any_whitespace": True,
+                "whitespace_pattern": "b",
+            }
+        },
+        "structured_outputs.whitespace_pattern",
+        ("exclude",),
+    ),
+    (
+        None,
+        {"structured_outputs": {"json": nested(500), "disable_additional_properties": True}},
+        "structured_outputs.json",
+        ("nested too deeply",),
+    ),
     (None, {"guided_json": 5}, "guided_json", ("object",)),
     (None, {"guided_regex": ""}, "guided_regex", ("non-empty",)),
     (None, {"guided_regex": "a", "ebnf": "b"}, "ebnf", ("together",)),
@@ -183,11 +232,13 @@ INVALID: list[tuple[str | None, dict[str, Any], str, tuple[str, ...]]] = [
     (None, {"length_penalty": 2}, "length_penalty", ("not currently",)),
     (None, {"bad_words": ["x", " "]}, "bad_words.1", ('" "',)),
     (None, {"bad_words": ["x"] * 129}, "bad_words", ("128",)),
+    (None, {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", ("not currently",)),
+    (None, {"media_io_kwargs": {"a": 1}}, "media_io_kwargs", ("not currently",)),
+    (CHAT, {"task": 5}, "task", ("quick instruction", "5")),
+    (CHAT, {"thinking_token_budget": True}, "thinking_token_budget", ("integer", "true")),
+    (CHAT, {"chat_template_kwargs": "x"}, "chat_template_kwargs", ("object",)),
     (None, {"return_hidden_states": True}, "return_hidden_states", ("not currently",)),
     (CHAT, {"thinking_token_budget": -2}, "thinking_token_budget", ("at least 0", "-2")),
-    (CHAT, {"echo": "yes"}, "echo", ("true or false", "yes")),
-    (CHAT, {"add_special_tokens": 1}, "add_special_tokens", ("true or false",)),
-    (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids", ("not currently",)),
     (TEXT, {"suffix": "x"}, "suffix", ("suffix is not currently supported",)),
     (TEXT, {"best_of": 2}, "best_of", ("not currently",)),
     (TEXT, {"prompt": ""}, "prompt", ("non-empty", '""')),
@@ -202,6 +253,18 @@ INVALID: list[tuple[str | None, dict[str, Any], str, tuple[str, ...]]] = [
     (TEXT, {"prompt": [-1]}, "prompt", ("token ids",)),
     (TEXT, {"prompt": [5] * 512}, "prompt", ("maximum context length", "512")),
 ]
+
+FLAGS = (
+    *("ignore_eos", "include_stop_str_in_output", "add_special_tokens", "return_token_ids"),
+    *("return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
+)
+CHAT_FLAGS = (
+    *("parallel_tool_calls", "echo", "include_reasoning", "separate_reasoning"),
+    *("stream_reasoning", "add_generation_prompt", "continue_final_message"),
+    "return_prompt_text",
+)
+INVALID += [(None, {name: 1}, name, ("true or false", "1")) for name in FLAGS]
+INVALID += [(CHAT, {name: "yes"}, name, ("true or false", "yes")) for name in CHAT_FLAGS]
 
 CASES = [
     pytest.param(path, fields, param, words, id=f"{path.split('/')[2]}-{i}-{param}")
@@ -254,6 +317,8 @@ HARMLESS: list[dict[str, Any]] = [
     {"thinking_token_budget": -1, "use_beam_search": False, "model": None},
     {"temperature": None, "top_p": None, "n": None, "stop": None, "logit_bias": None},
     {"model": ""},
+    {"logprob_token_ids": []},
+    {"prompt_logprobs": 0, "stream": True},
     {"modalities": ["text", "audio"]},
     {"model": "fake-model", "temperature": 1, "top_p": 1},
 ]

@@ -56,7 +56,7 @@ async def test_body_has_every_field_of_the_interface(stack: Stack) -> None:
             "stop_reason": None,
         }
     ]
-    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": 0}
 
 
 async def test_frames_follow_the_order_role_deltas_finish_usage_done(stack: Stack) -> None:
@@ -191,9 +191,9 @@ async def test_normal_streams_end_without_a_cancelled_call(stack: Stack) -> None
 
 
 async def test_cached_tokens_are_reported(stack: Stack) -> None:
-    stack.engine.replies = [text_reply("x", cached=5)]
+    stack.engine.replies = [text_reply("x", cached=5, created=2)]
     usage = (await stack.chat()).json()["usage"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 5}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 5, "created_cache_tokens": 2}
     assert (usage["prompt_cache_hit_tokens"], usage["prompt_cache_miss_tokens"]) == (5, 3)
 
 

@@ -130,6 +130,20 @@ async def test_chat_logprobs_carry_bytes(stack: Stack) -> None:
     assert [e["bytes"] for e in entries] == [[0xC3], [0xA9]]
 
 
+LISTED = {"logprob_token_ids": [ord("?"), ord("é"), ord("?")]}
+
+
+async def test_named_tokens_take_the_place_of_the_likely_ones(stack: Stack) -> None:
+    stack.engine.replies = [text_reply("a", logprob=ranked)]
+    chat = (await stack.chat(logprobs=True, top_logprobs=5, **LISTED)).json()
+    (entry,) = chat["choices"][0]["logprobs"]["content"]
+    assert [t["token"] for t in entry["top_logprobs"]] == ["a", "?"]
+    text = (await complete(stack, logprobs=0, **LISTED)).json()
+    assert text["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "?": -9999.0}]
+    for request in stack.engine.requests:
+        assert list(request.output.logprob_token_ids) == [ord("?"), ord("é")]
+
+
 async def test_token_bytes_are_asked_for_once(stack: Stack) -> None:
     stack.engine.replies = [text_reply("aaaa", logprob=ranked)]
     for _ in range(3):

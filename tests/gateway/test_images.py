@@ -57,8 +57,18 @@ async def test_images_reach_the_engine_and_the_usage(vision: Stack) -> None:
     assert request.n == 2 and spans == [(18, 8), (26, 8)]
     usage = response.json()["usage"]
     assert usage["prompt_tokens"] == len("user: What is it? ") + 2 * len(IMAGE_TEXT)
-    assert usage["prompt_tokens_details"]["multimodal_tokens"] == 16
+    assert usage["prompt_tokens_details"]["multimodal_tokens"] == {"image": 16}
     assert len(response.json()["choices"]) == 2
+
+
+async def test_images_and_those_not_decoded_anew_are_counted(vision: Stack) -> None:
+    for vision.tokenizer.images_kept in (0, 2):
+        await vision.chat(**user(TEXT, image(), image()))
+    await vision.chat()
+    page = (await vision.http.get("/metrics")).text
+    labels = '{engine="0",model_name="fake-model"}'
+    assert f"vllm:mm_cache_queries_total{labels} 4.0\n" in page
+    assert f"vllm:mm_cache_hits_total{labels} 2.0\n" in page
 
 
 async def test_usage_without_images_names_none(vision: Stack) -> None:

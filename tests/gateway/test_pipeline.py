@@ -106,6 +106,7 @@ async def test_tool_calls_are_equal_streamed_and_whole(
         {"n": 2, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5},
         {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1], "max_tokens": 4},
         {"logit_bias": {"3": 100}, "allowed_token_ids": [1, 2, 3], "priority": -1},
+        {"logprobs": True, "top_logprobs": 20, "logprob_token_ids": [3, 4]},
         {"cache_salt": "s", "top_p": 0.5, "stream_interval": 3, "truncate_prompt_tokens": 5},
     ],
 )
@@ -208,3 +209,15 @@ async def until_running(http: httpx.AsyncClient, count: int, seconds: float = 5.
     async with asyncio.timeout(seconds):
         while line not in (await http.get("/metrics")).text:
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+async def test_no_spaces_come_between_special_tokens(http: httpx.AsyncClient, spaces: bool) -> None:
+    body = {
+        "prompt": "burst",
+        "max_tokens": 500,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": spaces,
+    }
+    choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+    assert choice["text"] == CALL.removesuffix("<|im_end|>")

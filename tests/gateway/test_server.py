@@ -146,6 +146,10 @@ async def test_metrics_speak_the_names_of_dashboards(stack: Stack) -> None:
         f"vllm:e2e_request_latency_seconds_count{labels}": 3,
         f'vllm:request_success_total{{engine="0",finished_reason="stop",{labels[12:]}': 4,
         f"vllm:request_params_n_sum{labels}": 4,
+        f'vllm:num_requests_waiting_by_reason{labels},reason="capacity"': 3,
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{labels},position="0"': 9,
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{labels},position="1"': 4,
+        f'vllm:engine_sleep_state{labels},sleep_state="awake"': 1,
         'http_requests_total{handler="/v1/chat/completions",method="POST",status="200"}': 3,
         'http_requests_total{handler="/v1/chat/completions",method="POST",status="400"}': 1,
     }

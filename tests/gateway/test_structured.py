@@ -40,6 +40,9 @@ TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"
         ({"guided_regex": "b"}, "regex", "b"),
         ({"guided_choice": ["x"]}, "ebnf", 'root ::= "x"'),
         ({"guided_grammar": "root ::= y"}, "ebnf", "root ::= y"),
+        ({"guided_json_object": True}, "json_object", True),
+        ({"structural_tag": TAG}, "structural_tag", TAG),
+        ({"json_schema": SCHEMA}, "json_schema", SCHEMA),
         ({"regex": "c"}, "regex", "c"),
         ({"ebnf": "root ::= z"}, "ebnf", "root ::= z"),
     ],
@@ -50,11 +53,76 @@ async def test_every_way_to_ask_for_a_form(
     assert (await stack.chat(**fields)).status_code == 200
     completion = await stack.http.post("/v1/completions", json={"prompt": "a", **fields})
     assert completion.status_code == 200
+    if "response_format" not in fields:  # that is `text.format` there
+        response = await stack.http.post("/v1/responses", json={"input": "a", **fields})
+        assert response.status_code == 200, response.text
     for request in stack.engine.requests:
         assert request.grammar.WhichOneof("form") == form
         found = getattr(request.grammar, form)
         assert (json.loads(found) if isinstance(value, dict) else found) == value
         assert not request.grammar.HasField("after_token_id")
+
+
+# What is asked for, and the two rules of the whitespace in the engine's request.
+OPTIONS: list[tuple[dict[str, Any], bool, str | None]] = [
+    ({"json": SCHEMA, "disable_any_whitespace": True}, True, None),
+    ({"json_object": True, "disable_any_whitespace": True}, True, None),
+    ({"json": SCHEMA, "whitespace_pattern": "[ ]?"}, False, "[ ]?"),
+    ({"json": SCHEMA, "whitespace_pattern": ""}, False, ""),
+    ({"json": SCHEMA, "disable_any_whitespace": False, "whitespace_pattern": None}, False, None),
+    ({"regex": "a", "disable_any_whitespace": False}, False, None),
+]
+
+
+async def test_whitespace_options_reach_the_engine(stack: Stack) -> None:
+    for options, fixed, pattern in OPTIONS:
+        assert (await stack.chat(structured_outputs=options)).status_code == 200
+        grammar = stack.engine.requests[-1].grammar
+        found = grammar.whitespace_pattern if grammar.HasField("whitespace_pattern") else None
+        assert (grammar.fixed_whitespace, found) == (fixed, pattern)
+
+
+NESTED = {
+    "properties": {"additionalProperties": {"type": "object"}, "open": {"type": "object"}},
+    "$defs": {
+        "d": {"patternProperties": {"^x": {"anyOf": [{"properties": {}}, {"type": "null"}]}}}
+    },
+    "enum": [{"type": "object"}],
+    "items": [{"type": "object", "additionalProperties": {"type": "object"}}],
+}
+CLOSED = {
+    "properties": {
+        "additionalProperties": {"type": "object", "additionalProperties": False},
+        "open": {"type": "object", "additionalProperties": False},
+    },
+    "$defs": {
+        "d": {
+            "patternProperties": {
+                "^x": {
+                    "anyOf": [{"properties": {}, "additionalProperties": False}, {"type": "null"}]
+                }
+            },
+            "additionalProperties": False,
+        }
+    },
+    "enum": [{"type": "object"}],
+    "items": [
+        {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": False},
+        }
+    ],
+    "additionalProperties": False,
+}
+PARTS = {"type": "object", "allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+
+
+async def test_objects_can_be_closed(stack: Stack) -> None:
+    for schema, expected in ((NESTED, CLOSED), (PARTS, PARTS), (True, True)):
+        for given in (schema, json.dumps(schema)):
+            options = {"json": given, "disable_additional_properties": True}
+            assert (await stack.chat(structured_outputs=options)).status_code == 200
+            assert json.loads(stack.engine.requests[-1].grammar.json_schema) == expected
 
 
 async def test_nothing_asked_is_no_grammar(stack: Stack) -> None:

@@ -13,13 +13,10 @@ if backend.interpreted():
 
 
 @pytest.fixture(autouse=True)
-def seeded_single_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.inference_mode():
         yield
-    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,11 +1,20 @@
-"""The benchmark's page and the table of configurations that it makes."""
+"""The benchmark's page, its marks and the table of configurations that it makes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from kernels.aot.registry import operations
 from kernels.bench import report
+from kernels.bench.case import Case, Work
+from kernels.bench.ceilings import Ceilings
+from kernels.bench.marks import Mark, Marks
+from kernels.bench.measure import measure
 from kernels.bench.select import UNLIMITED, _groups
+
+TOP = Ceilings(copy_gbs=1000.0, host_gbs=50.0, mma_tflops=100.0, library_tflops=200.0)
 
 
 def test_the_page_in_the_tree_is_the_one_its_results_make() -> None:
@@ -26,3 +35,88 @@ def test_candidates_come_fastest_first() -> None:
     runs = [measured("fp8 64x256", 1, us) for us in (3.0, 1.0, 2.0)]
     ((_, _, _, candidates),) = _groups(runs)
     assert [candidate["us"] for candidate in candidates] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "flops", "host_nbytes", "microseconds"),
+    [(3e6, 1e6, 0.0, 3.0), (3e6, 1e9, 0.0, 10.0), (3e6, 1e9, 1e6, 20.0)],
+    ids=["memory", "products", "host"],
+)
+def test_the_floor_is_the_slowest_part(
+    nbytes: float, flops: float, host_nbytes: float, microseconds: float
+) -> None:
+    work = Work([], lambda: 0.0, 1.0, nbytes, flops, host_nbytes)
+    assert TOP.floor_us(work) == pytest.approx(microseconds)
+
+
+FRACTION = Mark("fraction", 0.4, 0.6)
+QUICK = Mark("fraction", 0.5, us=5.0)
+
+
+@pytest.mark.parametrize(
+    ("mark", "fraction", "us", "verdict"),
+    [
+        (FRACTION, 0.39, 9.0, "missed"),
+        (FRACTION, 0.4, 9.0, "met"),
+        (FRACTION, 0.6, 9.0, "good"),
+        (Mark("us", 16, 12), 0.1, 16.1, "missed"),
+        (Mark("us", 16, 12), 0.1, 16.0, "met"),
+        (Mark("us", 16, 12), 0.1, 12.0, "good"),
+        (QUICK, 0.1, 5.0, "met"),
+        (QUICK, 0.1, 5.1, "missed"),
+        (QUICK, 0.9, 9.0, "met"),
+    ],
+)
+def test_a_row_reaches_its_mark(mark: Mark, fraction: float, us: float, verdict: str) -> None:
+    assert mark.verdict({"fraction": fraction, "us": us}) == verdict
+
+
+def test_every_listed_mark_is_of_a_case_and_asks_for_more_where_good() -> None:
+    names = [(case.operation, case.name) for m in operations("bench") for case in m.cases()]
+    marks = Marks()
+    found = {marks.of(*name) for name in names}
+    assert len(found) > 15 and Mark("fraction", 0.28, 0.4) in found
+    for mark in found - {marks.of("none", "of these")}:
+        assert mark.good is not None
+        assert (mark.good < mark.must) == (mark.measure == "us")
+
+
+def row(**figures: Any) -> dict[str, Any]:
+    us = {"us": 10.0, "floor_us": 5.0, "fraction": 0.5, "error": 1e-3, "gbs": 500.0, "tflops": 1.0}
+    return {"operation": "some", "case": "of it", **us, **figures}
+
+
+@pytest.mark.parametrize(
+    ("figures", "cells"),
+    [
+        ({}, {"rate": "500 GB/s", "%": "50", "reached": "met", "mark": "50 % or 5 us"}),
+        ({"tflops": 60.0}, {"rate": "60 TFLOP/s"}),
+        ({"host_gbs": 30.0}, {"rate": "30.0 GB/s host"}),
+        ({"fraction": 0.4}, {"reached": "missed"}),
+        ({"peers": {"other": {"us": 15.0}}}, {"peers": "other 15.0 (1.50)"}),
+        ({"refused": "a | b"}, {"us": "refused: a / b", "reached": "refused"}),
+    ],
+    ids=["memory", "products", "host", "slow", "peer", "wrong"],
+)
+def test_cells_of_a_row(figures: dict[str, Any], cells: dict[str, str]) -> None:
+    found = report._cells(row(**figures), TOP.as_dict(), Marks())
+    assert {name: found[name] for name in cells} == cells
+
+
+def refusing() -> Work:
+    raise ValueError("no room")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Work([], lambda: 0.2, 0.1, 1.0, 1.0), "relative error 2.0e-01"),
+        (lambda: Work([], lambda: float("nan"), 0.1, 1.0, 1.0), "relative error nan"),
+        (refusing, "ValueError: no room"),
+    ],
+)
+def test_a_wrong_or_failing_case_gets_no_figures(make: Any, reason: str) -> None:
+    cases = [Case("some", "case", make, {"other": make, "not installed": lambda: None})]
+    (found,) = measure(cases, TOP, peers=True)
+    assert reason in found["refused"] and "us" not in found
+    assert list(found["peers"]) == ["other"] and reason in found["peers"]["other"]["refused"]

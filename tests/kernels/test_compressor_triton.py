@@ -58,7 +58,12 @@ def exact(
 
 
 @kinds
-def test_entries_equal_a_softmax_over_the_window(ratio: int, overlap: bool) -> None:
+@pytest.mark.parametrize("few", [launch.FEW_TOKENS, 0])
+def test_entries_equal_a_softmax_over_the_window(
+    ratio: int, overlap: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a program has a window's tokens, of up to three sequences."""
+    monkeypatch.setattr(launch, "FEW_TOKENS", few)
     lengths = [1, ratio, 2 * ratio + 3]
     parts = [drawn(length, overlap) for length in lengths]
     rows, scores = (torch.cat(x) for x in zip(*parts, strict=True))
@@ -72,7 +77,8 @@ def test_entries_equal_a_softmax_over_the_window(ratio: int, overlap: bool) -> N
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_long_window() -> None:
+def test_a_long_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FEW_TOKENS", 0)
     rows, scores = drawn(129, overlap=False)
     at = torch.arange(129)
     found, _ = pool(rows, scores, empty(1, False), [0, 129], at, [], 128, overlap=False)
@@ -81,14 +87,20 @@ def test_a_long_window() -> None:
 
 
 @kinds
-def test_a_cut_between_steps_changes_no_bit(ratio: int, overlap: bool) -> None:
-    """Two steps, cut at several places of a window; the first one's states are the second's."""
+def test_a_cut_between_steps_changes_no_bit(
+    ratio: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps, cut at several places of a window; the first one's states are the second's.
+
+    Nor does how many tokens a program has.
+    """
     tokens = min(3 * ratio, ratio + 5) + 1
     rows, scores = drawn(tokens, overlap)
     at, cuts = torch.arange(tokens), sorted({1, ratio // 2 or 1, ratio, min(ratio + 2, tokens - 1)})
     writes = [*(cut - 1 for cut in cuts), tokens - 1]
     first = (empty(1, overlap), [0, tokens], at, writes)
     whole, (*states, end) = pool(rows, scores, *first, ratio, overlap)
+    monkeypatch.setattr(launch, "FEW_TOKENS", 0)
     for cut, state in zip(cuts, states, strict=True):
         left = tokens - cut
         rest = (state[None], [0, left], at[cut:], [left - 1])
@@ -109,7 +121,9 @@ def test_states_agree_with_the_reference(ratio: int, overlap: bool) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_tokens_beyond_the_sequences_give_zeros() -> None:
+@pytest.mark.parametrize("few", [launch.FEW_TOKENS, 0])
+def test_tokens_beyond_the_sequences_give_zeros(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FEW_TOKENS", few)
     rows, scores = drawn(6, overlap=False)
     positions = torch.tensor([0, 1, 0, 1, -1, 1])
     found, states = pool(
@@ -196,6 +210,22 @@ def test_no_tokens() -> None:
         torch.empty(0, dtype=torch.int64), [], 2, overlap=False,
     )  # fmt: skip
     assert found[0].shape == (0, WIDTH) and found[1].shape == (0, 3, WIDTH)
+
+
+def test_a_span_of_many_short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its tokens closes a window that states began; entries of all sequences, in order."""
+    monkeypatch.setattr(launch, "FEW_TOKENS", 0)
+    ratio, sequences = 16, 21
+    rows, scores = drawn(sequences, overlap=False)
+    state = torch.rand(sequences, STATE_ROWS, WIDTH) + 0.5
+    starts, at = list(range(sequences + 1)), torch.full((sequences,), 5 * ratio - 1)
+    at[3] = 7
+    found, _ = pool(rows, scores, state, starts, at, [], ratio, overlap=False)
+    wanted, _ = reference.pool_rows(
+        rows.double(), scores.double(), state.double(), torch.tensor(starts), at,
+        torch.empty(0, dtype=torch.int64), ratio, overlap=False,
+    )  # fmt: skip
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

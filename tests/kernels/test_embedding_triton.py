@@ -27,3 +27,22 @@ def test_no_ids() -> None:
     out = torch.empty(0, 8, device=DEVICE)
     none = torch.empty(0, dtype=torch.int64, device=DEVICE)
     assert launch.embedding(none, torch.empty(4, 8, device=DEVICE), 0, out).shape == (0, 8)
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_follows_new_ids() -> None:
+    table = torch.randn(1000, 4096, device=DEVICE).bfloat16()
+    ids = torch.zeros(33, dtype=torch.int64, device=DEVICE)
+    out = torch.empty(33, 4096, dtype=torch.bfloat16, device=DEVICE)
+    launch.embedding(ids, table, 500, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.embedding(ids, table, 500, out)
+    for _ in range(2):
+        fresh = torch.randint(-10, 2000, ids.shape)
+        ids.copy_(fresh)
+        out.fill_(torch.nan)
+        graph.replay()
+        held = (fresh >= 500) & (fresh < 1500)
+        wanted = torch.where(held[:, None], table.cpu()[(fresh - 500).clamp(0, 999)], 0.0)
+        assert torch.equal(out.cpu(), wanted)

@@ -8,6 +8,7 @@ import torch
 from kernels import backend
 from kernels.cache_rows import INDEX_ROWS, RowFormat, decode_rows, encode_rows
 from kernels.lightning_index import Candidates, launch
+from kernels.top_k import launch as top_k
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 HEADS, WIDTH, PER_PAGE, PAGES = 5, 64, 8, 40
@@ -82,6 +83,16 @@ def test_scores_agree_with_double_precision(form: str, tokens: int) -> None:
         assert row[visible:].isnan().all()
 
 
+def in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as short as here are selected in groups, too, whose bests the scores' kernel finds."""
+    monkeypatch.setattr(top_k, "DIRECT_FEW", 16)
+
+    def never(*_: object) -> None:
+        raise AssertionError("another launch for the bests")
+
+    monkeypatch.setattr(top_k, "_bests", never)
+
+
 @pytest.mark.parametrize(("form", "top", "tokens"), [("bf16", 1, 34), ("index", 30, 9)])
 def test_selections_equal_a_scalar_search(form: str, top: int, tokens: int) -> None:
     setting = Setting(form, tokens)
@@ -91,6 +102,22 @@ def test_selections_equal_a_scalar_search(form: str, top: int, tokens: int) -> N
         whole = list(range(visible))
         wanted = whole if visible <= top else best(setting.scores(t), whole, top)
         assert row == wanted, t
+
+
+@pytest.mark.parametrize("top", [1, 20])
+def test_bests_of_groups_come_with_the_scores(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting("index", 5)
+    setting.visible[0] = 24 * PER_PAGE
+    queries, keys = setting.queries(), setting.keys()
+    blocks = torch.stack([torch.randperm(24)[:12].sort().values for _ in range(5)])
+    candidates = Candidates(blocks.to(DEVICE), 8)
+    whole = launch.select_entries(queries, keys, top, None)
+    among = launch.select_entries(queries, keys, top, candidates)
+    blocks_of_2 = launch.select_blocks(queries, keys, 2, top)
+    in_groups(monkeypatch)
+    assert torch.equal(launch.select_entries(queries, keys, top, None), whole)
+    assert torch.equal(launch.select_entries(queries, keys, top, candidates), among)
+    assert torch.equal(launch.select_blocks(queries, keys, 2, top), blocks_of_2)
 
 
 def test_tokens_in_chunks_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,48 @@ def test_gate_agrees_with_double_precision(tokens: int, width: int) -> None:
     key[:1, :width] = 0  # a product of zero opens halfway
     out = torch.full((tokens, 4 * width), torch.nan, device=DEVICE)
     launch.ple_gate(key.to(DEVICE), query.to(DEVICE), value.to(DEVICE), 4, out)
+    wanted = exact_gate(key, query, value)
+    torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def exact_gate(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    tokens, width = value.shape
     raw = (key.double() * query.double()).view(tokens, 4, width).sum(-1) / width**0.5
     opening = torch.sigmoid(raw.sign() * raw.abs().clamp_min(1e-6).sqrt())
-    wanted = (opening[..., None] * value.double()[:, None]).flatten(1)
-    torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+    return (opening[..., None] * value.double()[:, None]).flatten(1)
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_goes_from_tokens_to_rows_and_gates() -> None:
+    multipliers, sizes, offsets = hash_constants(3, 16)
+    sizes = sizes % 500 + 1
+    offsets = sizes.cumsum(0) - sizes
+    table = torch.randint(0, 0x7F, (int(sizes.sum()), 160), dtype=torch.uint8).pin_memory()
+    constants = [x.to(DEVICE) for x in (multipliers, sizes, offsets)]
+    codes = torch.zeros(19, 3, dtype=torch.int64, device=DEVICE)
+    key, query = torch.zeros(2, 19, 4 * 2560, device=DEVICE)
+    values, out = torch.zeros(19, 2560, device=DEVICE), torch.zeros(19, 4 * 2560, device=DEVICE)
+
+    def step() -> None:
+        rows = launch.hashed_rows(codes, *constants, EOS)
+        gather_rows(table, rows, values, scaled=False, scale=0.25)
+        launch.ple_gate(key, query, values, 4, out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(2):
+        fresh = torch.randint(6, 250_000, codes.shape)
+        codes.copy_(fresh)
+        key.copy_(torch.randn(key.shape))
+        query.copy_(torch.randn(key.shape))
+        out.fill_(torch.nan)
+        graph.replay()
+        ids = torch.tensor(
+            [scalar_rows(row, [multipliers, sizes, offsets]) for row in fresh.tolist()]
+        )
+        rows = (table.view(torch.float8_e4m3fn).float()[ids] * 0.25).flatten(1)
+        assert torch.equal(values.cpu(), rows)
+        wanted = exact_gate(key.cpu(), query.cpu(), rows)
+        torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-5, atol=1e-5)

@@ -8,6 +8,7 @@ import torch
 from kernels import backend, qsa_index
 from kernels.paged_attention.launch import Place, write
 from kernels.qsa_index import launch
+from kernels.top_k import launch as top_k
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 RATIO, BUDGET, HEADS, WIDTH, PAGE = 4, 24, 3, 16, 4
@@ -87,10 +88,25 @@ def test_selection_equals_brute_force(lengths: list[int], counts: list[int]) -> 
 def test_scores_agree_with_double_precision(dtype: torch.dtype) -> None:
     q, pool, place = step([700], [2], width=64)
     q, pool = torch.randn_like(q, dtype=dtype), torch.randn_like(pool, dtype=dtype)
-    found = launch.scores_of(q, pool, place, range(2), RATIO, KEPT)
+    found, _ = launch.scores_of(q, pool, place, range(2), RATIO, KEPT)
     keys = pool[place.page_table_BP[0, :-1]].flatten(0, 1)[:174].double()
     exact = (torch.einsum("thd,kd->thk", q.double(), keys)).clamp(min=0).sum(1) / 8
     torch.testing.assert_close(found[:, :174].double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [4, 3]])
+def test_bests_of_groups_come_with_the_scores(
+    counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows of so few blocks, too."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("another launch for the bests")
+
+    monkeypatch.setattr(top_k, "DIRECT_FEW", 16)
+    monkeypatch.setattr(top_k, "_bests", never)
+    q, pool, place = step([523, 111], counts)
+    check(launch.select_tokens(q, pool, place, RATIO, BUDGET), q, pool, place)
 
 
 def test_chunks_of_tokens_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from kernels.split_keys import Partials
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 ERROR = 3e-3  # queries and weights in bf16, and a bf16 output
 WHOLE, SPLIT = Config(16, 32, 1, 4, 3), Config(16, 32, 2, 4, 3)
+WIDE, WIDE_SPLIT = Config(64, 32, 1, 8, 3), Config(32, 16, 2, 8, 2)
 HEADS, PAGES, WINDOW_PAGE, ENTRY_PAGE = 20, 11, 16, 8
 # Window rows, entries, width.
 FORMS = {
@@ -44,13 +45,15 @@ def rows(form: RowFormat | None, width: int, per_page: int) -> Rows:
     return Rows(stored.to(DEVICE), table.to(DEVICE), form)
 
 
-def question(width: int, tokens: tuple[tuple[int, int, int], ...] = TOKENS) -> Question:
+def question(
+    width: int, tokens: tuple[tuple[int, int, int], ...] = TOKENS, heads: int = HEADS
+) -> Question:
     first, last, _ = torch.tensor(tokens).T.to(DEVICE)
     return Question(
-        torch.randn(len(tokens), HEADS, width).bfloat16().to(DEVICE),
+        torch.randn(len(tokens), heads, width).bfloat16().to(DEVICE),
         (torch.arange(len(tokens)) % 2).to(DEVICE),
         width**-0.5,
-        torch.randn(HEADS).to(DEVICE),
+        torch.randn(heads).to(DEVICE),
         first.contiguous(),
         last.contiguous(),
     )
@@ -115,8 +118,11 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("selected", [True, False], ids=["selected", "visible"])
-@pytest.mark.parametrize("config", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("selected", "config"),
+    [(True, WHOLE), (False, SPLIT), (True, WIDE_SPLIT), (False, WIDE)],
+    ids=["selected", "visible-split", "selected-wide-split", "visible-wide"],
+)
 def test_window_and_entries_agree_with_double_precision(
     name: str, selected: bool, config: Config
 ) -> None:
@@ -221,19 +227,23 @@ def test_rows_that_no_kernel_reads_are_refused() -> None:
 @pytest.mark.parametrize("target", backend.TARGETS)
 def test_splits_fill_the_card_and_follow_from_the_shape(target: int) -> None:
     card = CARDS[target]
-    splits = [select(card, tokens, 64).splits for tokens in (0, 1, 4, 16, 64, 8192)]
-    assert splits == sorted(splits, reverse=True) and splits[-1] == 1
-    assert all(count & (count - 1) == 0 and count <= 32 for count in splits)
-    assert splits[3] * 16 * 4 > card.multiprocessors / 2
+    for coded in (False, True):
+        found = [select(card, tokens, 64, coded=coded) for tokens in (0, 1, 4, 16, 64, 8192)]
+        splits = [config.splits for config in found]
+        assert splits == sorted(splits, reverse=True) and splits[-1] == 1
+        assert all(count & (count - 1) == 0 and count <= 32 for count in splits)
+        assert splits[3] * 16 * 64 // found[3].block_heads > card.multiprocessors / 2
+        assert [config.block_heads for config in found[2:4]] == [16, 64]
+        assert select(card, 8192, 32, coded=coded).block_heads == 16
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("tokens", [1, 4, 65])
-def test_a_graph_replays_with_other_inputs(name: str, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "heads"), [(1, HEADS), (4, HEADS), (65, HEADS), (33, 50)])
+def test_a_graph_replays_with_other_inputs(name: str, tokens: int, heads: int) -> None:
     window_form, entry_form, width = FORMS[name]
     window, pool = rows(window_form, width, WINDOW_PAGE), rows(entry_form, width, ENTRY_PAGE)
-    asked = question(width, tuple(TOKENS[t % len(TOKENS)] for t in range(tokens)))
+    asked = question(width, tuple(TOKENS[t % len(TOKENS)] for t in range(tokens)), heads)
     assert asked.first_T is not None and asked.last_T is not None and asked.sinks_H is not None
     visible = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
     entries = Entries(pool, visible)

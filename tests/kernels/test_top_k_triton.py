@@ -11,6 +11,8 @@ from kernels import backend
 from kernels.top_k import launch, reference
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
+# The interpreter takes the maximum of a group of NaN as numpy does.
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 
 
 def searched(row: list[float], visible: int, k: int) -> list[int]:
@@ -49,21 +51,71 @@ KINDS = ("normal", "ties", "zeros", "wide", "special", "near")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("columns", "k"), [(1, 1), (63, 5), (65, 64), (2500, 513)])
+@pytest.mark.parametrize(("columns", "k"), [(1, 1), (63, 5), (65, 64), (1100, 513)])
 def test_equals_a_scalar_search(kind: str, columns: int, k: int) -> None:
     scores = drawn(kind, 4, columns)
     visible = torch.tensor([columns, columns - 1, columns // 2, k])
     assert found(scores, visible, k) == expected(scores, visible, k)
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "special"])
-def test_rows_of_several_segments(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of 64 in several rounds; equal scores in many of them."""
-    monkeypatch.setattr(launch, "BLOCKS", ((64, 1),))
-    monkeypatch.setattr(launch, "FEW_BLOCK", (64, 1))
-    scores = drawn(kind, 2, 300)
-    visible = torch.tensor([300, 217])
-    assert found(scores, visible, 9) == expected(scores, visible, 9)
+def few_held(monkeypatch: pytest.MonkeyPatch, *, many: bool) -> None:
+    """Groups already in short rows; with `many` every program finds their bests by itself."""
+    monkeypatch.setattr(launch, "DIRECT_FEW", 16)
+    monkeypatch.setattr(launch, "DIRECT_MANY", 16)
+    monkeypatch.setattr(launch, "STREAMED", 256)
+    if many:
+        monkeypatch.setattr(launch, "FEW_ROWS", 0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("columns", "k"), [(300, 9), (65, 64)])
+def test_rows_in_groups(
+    kind: str, many: bool, columns: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal scores within groups and in many of them; groups that the count cuts, or empty."""
+    few_held(monkeypatch, many=many)
+    scores = drawn(kind, 4, columns)
+    visible = torch.tensor([columns, columns - 1, columns // 2, k])
+    assert found(scores, visible, k) == expected(scores, visible, k)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+def test_rows_of_many_groups(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_held(monkeypatch, many=False)
+    scores, visible = drawn(kind, 2, 1001), torch.tensor([1001, 640])
+    assert found(scores, visible, 65) == expected(scores, visible, 65)
+    assert found(scores, visible, 1) == expected(scores, visible, 1)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_best_in_one_place_and_everywhere_the_same(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All equal; all of the best side by side; each greater than the one before, and than the
+    next; fewer numbers than are wanted; and numbers that differ in their last bit.
+    """
+    few_held(monkeypatch, many=many)
+    columns, k = 270, 33
+    scores = torch.full((7, columns), -2.0)
+    scores[1, 100 : 100 + k + 3] = 5.0
+    scores[2] = torch.arange(columns)
+    scores[3] = -torch.arange(columns).float()
+    scores[4], scores[4, ::29] = torch.nan, -1.0
+    scores[5] = (torch.randint(0, 3, (columns,)).int() + 0x3F800000).view(torch.float32)
+    scores[6], scores[6, 7::16] = -torch.inf, 0.0
+    visible = torch.full((7,), columns)
+    assert found(scores, visible, k) == expected(scores, visible, k)
+
+
+def test_groups_are_balanced_and_fit_a_program() -> None:
+    for rows in (1, launch.FEW_ROWS + 1):
+        for columns in (8193, 20000, 65536, 262144, 524288):
+            for k in (1, 20, 500, 2048):
+                groups = launch.groups_of(rows, columns, k)
+                held, candidates = groups.of(columns), groups.size * groups.chosen
+                assert groups.chosen >= k and groups.of(columns) * groups.size >= columns
+                assert held <= launch.MOST_HELD and candidates <= launch.MOST_HELD
 
 
 def test_counts_out_of_range_are_taken_to_the_nearest() -> None:
@@ -78,12 +130,12 @@ def test_nothing_to_choose_from(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "budget"), [(4, 16), (1, 8), (16, 48)])
-@pytest.mark.parametrize("segment", [256, 2048])
+@pytest.mark.parametrize("many", [False, True, None])
 def test_tokens_of_the_best_pools(
-    ratio: int, budget: int, segment: int, monkeypatch: pytest.MonkeyPatch
+    ratio: int, budget: int, many: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "BLOCKS", ((segment, 1),))
-    monkeypatch.setattr(launch, "FEW_BLOCK", (segment, 1))
+    if many is not None:
+        few_held(monkeypatch, many=many)
     positions = torch.tensor([-1, 0, ratio - 1, budget + ratio, 799])
     scores = torch.randn(len(positions), 800 // ratio).round(decimals=1)
     whole = (positions + 1) // ratio <= budget // ratio
@@ -107,7 +159,10 @@ def test_the_reference_follows_the_same_rules(kind: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "columns", "k"), [(1, 32768, 512), (7, 262144, 2048)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "k"),
+    [(1, 32768, 512), (7, 262144, 2048), (130, 32768, 512), (100, 8190, 500), (3, 8192, 512)],
+)
 def test_long_rows_in_a_replayed_graph(rows: int, columns: int, k: int) -> None:
     scores = torch.randn(rows, columns, device="cuda")
     visible = torch.full((rows,), columns, device="cuda")
@@ -115,9 +170,19 @@ def test_long_rows_in_a_replayed_graph(rows: int, columns: int, k: int) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = launch.top_k(scores, visible, k)
-    for decimals in (7, 2):
+    for decimals in (7, 2, 0):
         scores.copy_(torch.randn(rows, columns).round(decimals=decimals))
         visible.copy_(torch.randint(k, columns + 1, (rows,)))
         out.fill_(-7)
         graph.replay()
         assert torch.equal(out.cpu(), reference.top_k(scores.cpu(), visible.cpu(), k))
+
+
+@pytest.mark.gpu
+def test_a_row_is_chosen_alike_in_any_company() -> None:
+    scores = torch.randn(launch.FEW_ROWS + 1, 20000, device="cuda").round(decimals=2)
+    visible = torch.full((len(scores),), 19999, device="cuda")
+    together = launch.top_k(scores, visible, 512)
+    assert torch.equal(launch.top_k(scores[:5], visible[:5], 512), together[:5])
+    pools = launch.top_pools(scores, 4 * visible, 4, 2048)
+    assert torch.equal(launch.top_pools(scores[:5], 4 * visible[:5], 4, 2048), pools[:5])

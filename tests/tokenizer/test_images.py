@@ -117,6 +117,12 @@ def test_card_says_that_images_are_taken(vision: Stub, stub: Stub) -> None:
     assert not stub.DescribeTokenizer(request).model.takes_images
 
 
+def test_images_that_need_no_decoding_are_counted(vision: Stub) -> None:
+    urls = [picture_url(64, 96, seed) for seed in (71, 72, 71)]
+    counts = [render(vision, said("user", *map(image, urls))).images_kept for _ in range(2)]
+    assert counts == [1, 3]
+
+
 def test_images_of_a_prompt_with_text_between(vision: Stub, run: RunDir) -> None:
     large, small = (256, 192), (64, 96)
     asked = said(

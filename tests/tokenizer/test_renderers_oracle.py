@@ -1,13 +1,15 @@
 """The built-in formats of GLM and Qwen equal those of an independent package, token for token.
 
-The package is `renderers`. Its words about tools and efforts are the checkpoints' and not ours, so
-tools are left out, and for Qwen the effort is the one without a text.
+The package is `renderers`. Its words about tools and efforts are the checkpoints' and not ours: for
+conversations with tools our template borrows the package's words, and for Qwen the effort is the
+one without a text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,13 +82,59 @@ class InProcess(RenderPool):
         return text
 
 
+PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
+HI = Message("user", ("Hi",))
+
+
+def renderer_of(family: str, source: str) -> TemplateRenderer:
+    vocabulary, rules = Vocabulary(DEFINITIONS[family]()), FAMILIES[family].rules({})
+    return TemplateRenderer(vocabulary, rules, {}, ChatTemplate.of(source), InProcess())
+
+
+def built_in(family: str) -> str:
+    found = FAMILIES[family].default_template
+    assert isinstance(found, Path)
+    return found.read_text("utf-8")
+
+
 @cache
 def ours(family: str) -> tuple[Vocabulary, TemplateRenderer]:
-    vocabulary = Vocabulary(DEFINITIONS[family]())
-    found = FAMILIES[family]
-    assert isinstance(found.default_template, Path)
-    template = ChatTemplate.of(found.default_template.read_text("utf-8"))
-    return vocabulary, TemplateRenderer(vocabulary, found.rules({}), {}, template, InProcess())
+    return Vocabulary(DEFINITIONS[family]()), renderer_of(family, built_in(family))
+
+
+@cache
+def with_their_words(family: str) -> TemplateRenderer:
+    """Our template with the package's words in front of and behind the list of tools."""
+    asked = Conversation((HI,), tools=(PROBE,))
+    vocabulary, renderer = ours(family)
+    ids = their_renderer(family).render_ids([their_form(HI)], tools=[PROBE])
+    own = tool_words(asyncio.run(renderer.render(asked)).text)
+    borrowed = tool_words(vocabulary.decode(ids, skip_special=False))
+    source = built_in(family)
+    for words, others in zip(own, borrowed, strict=True):
+        assert source.count(quoted(words)) == 1
+        source = source.replace(quoted(words), quoted(others))
+    return renderer_of(family, source)
+
+
+def their_renderer(family: str, **fields: Any) -> Any:
+    if family == "glm5_next":
+        library = Library(DEFINITIONS[family](), "<|endoftext|>")
+        return GLM53Renderer(library, GLM53RendererConfig(**fields))
+    config = Qwen38RendererConfig(reasoning_effort="medium", **fields)
+    return Qwen38Renderer(Library(DEFINITIONS[family](), "<|im_end|>"), config)
+
+
+def tool_words(text: str) -> tuple[str, str]:
+    """What stands in front of and behind the list of tools."""
+    found = re.search(r"(# Tools.*)<tools>\n.*\n</tools>\n\n(.*?)<\|", text, re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+def quoted(text: str) -> str:
+    """The text as it stands between the quotes of a template."""
+    return text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
 
 
 TEXT = st.lists(
@@ -110,15 +158,38 @@ def turns(draw: st.DrawFn) -> list[Message]:
     return messages
 
 
-CONVERSATIONS = st.tuples(
-    st.lists(WORDS.map(lambda text: [Message("system", (text,))]), max_size=1),
-    st.lists(turns(), max_size=3),
-    WORDS.map(lambda text: [[Message("user", (text,))]]),
-).map(lambda groups: [message for group in groups for turn in group for message in turn])
+SYSTEM = st.lists(WORDS.map(lambda text: Message("system", (text,))), max_size=1)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, system_anywhere: bool = False) -> list[Message]:
+    """Up to three turns and a question. A content of several texts is a list of parts."""
+    messages = draw(SYSTEM)
+    for turn in draw(st.lists(turns(), max_size=3)):
+        messages += turn + (draw(SYSTEM) if system_anywhere else [])
+    return [*messages, Message("user", tuple(draw(st.lists(WORDS, min_size=1, max_size=2))))]
+
+
+KEYS = st.sampled_from(["city", "n", "déep", "type", "$defs"])
+SCHEMAS = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3)
+)
+FUNCTIONS = st.fixed_dictionaries(
+    {"name": st.sampled_from(["get_temp", "now"])},
+    optional={
+        "description": TEXT,
+        "parameters": st.dictionaries(KEYS, SCHEMAS, max_size=3),
+        "strict": st.booleans(),
+    },
+)
+TOOLS = st.lists(FUNCTIONS.map(lambda f: {"type": "function", "function": f}), max_size=3)
 
 
 def their_form(message: Message) -> dict[str, Any]:
-    shown: dict[str, Any] = {"role": message.role, "content": "".join(message.texts)}
+    texts: Any = [{"type": "text", "text": text} for text in message.texts]
+    shown: dict[str, Any] = {"role": message.role, "content": texts}
+    if len(texts) == 1:
+        shown["content"] = message.texts[0]
     if message.reasoning:
         shown["reasoning_content"] = message.reasoning
     if message.calls:
@@ -148,44 +219,45 @@ def in_order(messages: list[Message]) -> list[Message]:
     return ordered
 
 
-def check_equal(family: str, theirs: Any, messages: list[Message], **fields: Any) -> None:
-    vocabulary, renderer = ours(family)
-    prompt = asyncio.run(renderer.render(Conversation(tuple(messages), **fields)))
+def check_equal(
+    family: str, theirs: Any, messages: list[Message], tools: list[dict[str, Any]], **fields: Any
+) -> None:
+    vocabulary, plain = ours(family)
+    renderer = with_their_words(family) if tools else plain
+    asked = Conversation(tuple(messages), tools=tuple(tools), **fields)
+    prompt = asyncio.run(renderer.render(asked))
     expected = theirs.render_ids(
-        [their_form(m) for m in in_order(messages)], add_generation_prompt=True
+        [their_form(m) for m in in_order(messages)], tools=tools, add_generation_prompt=True
     )
     assert prompt.text == vocabulary.decode(expected, skip_special=False)
     pieces = [piece for piece in prompt.segments if hasattr(piece, "is_special")]
     assert vocabulary.encode_segments(pieces) == expected
 
 
-MANY = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @MANY
-@given(messages=CONVERSATIONS, thinking=st.booleans(), preserve=st.booleans())
-def test_qwen(messages: list[Message], thinking: bool, preserve: bool) -> None:
+@given(messages=conversations(), tools=TOOLS, thinking=st.booleans(), preserve=st.booleans())
+def test_qwen(messages: Any, tools: Any, thinking: bool, preserve: bool) -> None:
     preserve = preserve or not thinking  # without thinking the package always preserves
-    config = Qwen38RendererConfig(
-        enable_thinking=thinking, preserve_thinking=preserve, reasoning_effort="medium"
-    )
-    theirs = Qwen38Renderer(Library(DEFINITIONS["qwen4_exp"](), "<|im_end|>"), config)
     arguments = {"preserve_thinking": preserve}
     fields = {"effort": "medium", "enable_thinking": thinking, "arguments": arguments}
-    check_equal("qwen4_exp", theirs, messages, **fields)
+    package = their_renderer("qwen4_exp", enable_thinking=thinking, **arguments)
+    check_equal("qwen4_exp", package, messages, tools, **fields)
 
 
 @MANY
 @given(
-    messages=CONVERSATIONS,
+    messages=conversations(system_anywhere=True),
+    tools=TOOLS,
     effort=st.sampled_from(["low", "high", "max"]),
     clear=st.booleans(),
 )
-def test_glm(messages: list[Message], effort: str, clear: bool) -> None:
-    config = GLM53RendererConfig(reasoning_effort=effort, clear_thinking=clear)
-    theirs = GLM53Renderer(Library(DEFINITIONS["glm5_next"](), "<|endoftext|>"), config)
+def test_glm(messages: Any, tools: Any, effort: str, clear: bool) -> None:
     fields = {"effort": effort, "arguments": {"clear_thinking": clear}}
-    check_equal("glm5_next", theirs, messages, **fields)
+    package = their_renderer("glm5_next", reasoning_effort=effort, clear_thinking=clear)
+    check_equal("glm5_next", package, messages, tools, **fields)
 
 
 @pytest.mark.parametrize("given_effort", ["none", "minimal", "medium", "xhigh", None])

@@ -143,6 +143,34 @@ def test_length_is_reported_as_it_is(stub: Stub) -> None:
     assert joined(answers)["calls"] == {0: ["f", '{"a": "x y\\n']}
 
 
+STOP, LENGTH, CALLS = (
+    tokenizer_pb2.FINISH_REASON_STOP,
+    tokenizer_pb2.FINISH_REASON_LENGTH,
+    tokenizer_pb2.FINISH_REASON_TOOL_CALLS,
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "engine", "finish"),
+    [
+        ("AUTO", STOP, CALLS),
+        ("REQUIRED", STOP, CALLS),
+        ("NAMED", STOP, STOP),
+        ("NONE", STOP, STOP),
+        *((choice, LENGTH, LENGTH) for choice in ("AUTO", "REQUIRED", "NAMED", "NONE")),
+    ],
+)
+def test_finish_reason_of_an_output_with_a_call(
+    stub: Stub, choice: str, engine: Any, finish: Any
+) -> None:
+    opening = tokenizer_pb2.ParseOpen(
+        start_state=OPEN, tools=tools("f"), tool_choice=f"TOOL_CHOICE_{choice}"
+    )
+    answers = list(stub.Parse(events(opening, [encode(stub, OUTPUT)], engine)))
+    assert answers[-1].finish_reason == finish
+    assert bool(joined(answers)["calls"]) == (choice != "NONE")
+
+
 @pytest.mark.parametrize(
     ("opening", "field_name"),
     [

@@ -73,12 +73,14 @@ class StoppingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class OutputParams(_message.Message):
-    __slots__ = ("logprobs", "prompt_logprobs")
+    __slots__ = ("logprobs", "prompt_logprobs", "logprob_token_ids")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    logprob_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ToolCallGrammar(_message.Message):
     __slots__ = ("parser", "tools", "choice", "tool_name", "parallel")
@@ -95,7 +97,7 @@ class ToolCallGrammar(_message.Message):
     def __init__(self, parser: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[_tokenizer_pb2.Tool, _Mapping]]] = ..., choice: _Optional[_Union[_tokenizer_pb2.ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., parallel: _Optional[bool] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "tool_calls", "after_token_id", "compiled")
+    __slots__ = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "tool_calls", "after_token_id", "compiled", "whitespace_pattern", "fixed_whitespace")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,8 @@ class Grammar(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     AFTER_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
+    WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    FIXED_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
@@ -112,7 +116,9 @@ class Grammar(_message.Message):
     tool_calls: ToolCallGrammar
     after_token_id: int
     compiled: bytes
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., tool_calls: _Optional[_Union[ToolCallGrammar, _Mapping]] = ..., after_token_id: _Optional[int] = ..., compiled: _Optional[bytes] = ...) -> None: ...
+    whitespace_pattern: str
+    fixed_whitespace: bool
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., tool_calls: _Optional[_Union[ToolCallGrammar, _Mapping]] = ..., after_token_id: _Optional[int] = ..., compiled: _Optional[bytes] = ..., whitespace_pattern: _Optional[str] = ..., fixed_whitespace: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "prompt_token_ids", "images", "sampling", "stopping", "output", "n", "priority", "cache_salt", "grammar", "traceparent", "client_request_id")
@@ -171,18 +177,20 @@ class Accepted(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptDone(_message.Message):
-    __slots__ = ("cached_tokens", "external_cached_tokens", "prompt_logprobs", "queue_seconds", "prefill_seconds")
+    __slots__ = ("cached_tokens", "external_cached_tokens", "prompt_logprobs", "queue_seconds", "prefill_seconds", "created_cache_tokens")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_CACHE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     external_cached_tokens: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     queue_seconds: float
     prefill_seconds: float
-    def __init__(self, cached_tokens: _Optional[int] = ..., external_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
+    created_cache_tokens: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., external_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., created_cache_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
     __slots__ = ("choice", "token_ids", "logprobs")
@@ -345,7 +353,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining", "prefixes_reset", "prefixes_gone", "prefixes_added", "steps_by_tokens", "step_tokens", "drafts", "draft_tokens", "accepted_draft_tokens")
+    __slots__ = ("sequence", "running", "waiting", "waiting_tokens", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries_tokens", "prefix_hit_tokens", "external_query_tokens", "external_hit_tokens", "silence_ms", "draining", "prefixes_reset", "prefixes_gone", "prefixes_added", "steps_by_tokens", "step_tokens", "drafts", "draft_tokens", "accepted_draft_tokens", "accepted_by_position")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +376,7 @@ class LoadResponse(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -390,7 +399,8 @@ class LoadResponse(_message.Message):
     drafts: int
     draft_tokens: int
     accepted_draft_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., prefixes_reset: _Optional[bool] = ..., prefixes_gone: _Optional[bytes] = ..., prefixes_added: _Optional[bytes] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ..., step_tokens: _Optional[int] = ..., drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
+    accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage: _Optional[float] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., external_query_tokens: _Optional[int] = ..., external_hit_tokens: _Optional[int] = ..., silence_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., prefixes_reset: _Optional[bool] = ..., prefixes_gone: _Optional[bytes] = ..., prefixes_added: _Optional[bytes] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ..., step_tokens: _Optional[int] = ..., drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -180,7 +180,7 @@ class ImagePlace(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
 
 class SequenceSampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids", "min_tokens", "logprobs", "grammar", "bad_words", "thinking_budget")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids", "min_tokens", "logprobs", "grammar", "bad_words", "thinking_budget", "logprob_token_ids")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class SequenceSampling(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -220,7 +221,8 @@ class SequenceSampling(_message.Message):
     grammar: SequenceGrammar
     bad_words: _containers.RepeatedCompositeFieldContainer[_engine_pb2.TokenSequence]
     thinking_budget: _engine_pb2.ThinkingBudget
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[SequenceGrammar, _Mapping]] = ..., bad_words: _Optional[_Iterable[_Union[_engine_pb2.TokenSequence, _Mapping]]] = ..., thinking_budget: _Optional[_Union[_engine_pb2.ThinkingBudget, _Mapping]] = ...) -> None: ...
+    logprob_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[SequenceGrammar, _Mapping]] = ..., bad_words: _Optional[_Iterable[_Union[_engine_pb2.TokenSequence, _Mapping]]] = ..., thinking_budget: _Optional[_Union[_engine_pb2.ThinkingBudget, _Mapping]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceGrammar(_message.Message):
     __slots__ = ("compiled", "after_token_id")

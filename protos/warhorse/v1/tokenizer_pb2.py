@@ -26,19 +26,19 @@ from warhorse.v1 import common_pb2 as warhorse_dot_v1_dot_common__pb2
 from warhorse.v1 import tensor_pb2 as warhorse_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarhorse/v1/tokenizer.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"P\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x13\n\timage_url\x18\x02 \x01(\tH\x00\x12\x14\n\x0cimage_detail\x18\x03 \x01(\tB\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xa8\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.warhorse.v1.ContentPart\x12\x11\n\treasoning\x18\x03 \x01(\t\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.warhorse.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\"\x90\x01\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0fparameters_json\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x0e\n\x0c_descriptionB\x12\n\x10_parameters_jsonB\t\n\x07_strict\"\xc3\x03\n\rRenderRequest\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.warhorse.v1.ChatMessage\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12,\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x1d\n\x10reasoning_effort\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0f\x65nable_thinking\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x1c\n\x14template_kwargs_json\x18\x07 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x08 \x01(\x08H\x02\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\t \x01(\x08\x12\x15\n\rchat_template\x18\n \x01(\t\x12\x1c\n\x14response_format_json\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\tB\x13\n\x11_reasoning_effortB\x12\n\x10_enable_thinkingB\x18\n\x16_add_generation_prompt\"\xe0\x01\n\x0eRenderResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\'\n\x06images\x18\x03 \x03(\x0b\x32\x17.warhorse.v1.ImageInput\x12,\n\x0bstart_state\x18\x04 \x01(\x0e\x32\x17.warhorse.v1.ParseState\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12#\n\x16reasoning_end_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x19\n\x17_reasoning_end_token_id\"\x86\x01\n\nImageInput\x12#\n\x06pixels\x18\x01 \x01(\x0b\x32\x13.warhorse.v1.Tensor\x12#\n\x06region\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.Region\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"l\n\rEncodeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\rparse_special\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"#\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"M\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x0c\n\x04\x65\x61\x63h\x18\x03 \x01(\x08\"3\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\"\xe6\x03\n\tParseOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x0bstart_state\x18\x02 \x01(\x0e\x32\x17.warhorse.v1.ParseState\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12,\n\x0btool_choice\x18\x04 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x07 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x08 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x0bprompt_tail\x18\t \x01(\x0c\x12\x18\n\x10tool_call_parser\x18\n \x01(\t\x12\x18\n\x10reasoning_parser\x18\x0b \x01(\t\x12\x13\n\x0btoken_texts\x18\x0c \x01(\x08\x12\x18\n\x10hidden_token_ids\x18\r \x03(\r\x12\x14\n\x0c\x63\x61ll_id_seed\x18\x0e \x01(\t\x12\x13\n\x0btraceparent\x18\x0f \x01(\tB\x16\n\x14_parallel_tool_callsB\x16\n\x14_skip_special_tokens\" \n\x0bParseTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"8\n\x0bParseFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\"\x97\x01\n\x0cParseRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.warhorse.v1.ParseOpenH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.warhorse.v1.ParseTokensH\x00\x12*\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x18.warhorse.v1.ParseFinishH\x00\x42\x07\n\x05\x65vent\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"h\n\x05\x44\x65lta\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12/\n\ttool_call\x18\x03 \x01(\x0b\x32\x1a.warhorse.v1.ToolCallDeltaH\x00\x42\x06\n\x04kind\"\xea\x01\n\rParseResponse\x12\"\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x12.warhorse.v1.Delta\x12\x19\n\x0cstop_matched\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\x12\x18\n\x0btokens_used\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10reasoning_tokens\x18\x05 \x01(\r\x12\x13\n\x0btoken_bytes\x18\x06 \x03(\x0c\x42\x0f\n\r_stop_matchedB\x0e\n\x0c_tokens_used\"Y\n\rParseManyItem\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.warhorse.v1.ParseRequest\x12\x0c\n\x04\x64rop\x18\x03 \x01(\x08\"=\n\x10ParseManyRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.warhorse.v1.ParseManyItem\"\xa4\x01\n\x0fParseManyAnswer\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x04\x12,\n\x08response\x18\x02 \x01(\x0b\x32\x1a.warhorse.v1.ParseResponse\x12\'\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0b\x65rror_field\x18\x05 \x01(\t\"B\n\x11ParseManyResponse\x12-\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1c.warhorse.v1.ParseManyAnswer\"\x1a\n\x18\x44\x65scribeTokenizerRequest\"\x8f\x02\n\x19\x44\x65scribeTokenizerResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.warhorse.v1.ModelInfo\x12\x18\n\x10tool_call_parser\x18\x03 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x04 \x01(\t\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1e\n\x16generation_config_json\x18\x06 \x01(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x11special_token_ids\x18\x08 \x03(\r*\x86\x01\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x12\x15\n\x11TOOL_CHOICE_NAMED\x10\x04*s\n\nParseState\x12\x1b\n\x17PARSE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PARSE_STATE_REASONING\x10\x01\x12\x17\n\x13PARSE_STATE_CONTENT\x10\x02\x12\x14\n\x10PARSE_STATE_TEXT\x10\x03*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xd3\x03\n\x10TokenizerService\x12\x41\n\x06Render\x12\x1a.warhorse.v1.RenderRequest\x1a\x1b.warhorse.v1.RenderResponse\x12\x41\n\x06\x45ncode\x12\x1a.warhorse.v1.EncodeRequest\x1a\x1b.warhorse.v1.EncodeResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x1a.warhorse.v1.DecodeRequest\x1a\x1b.warhorse.v1.DecodeResponse\x12\x42\n\x05Parse\x12\x19.warhorse.v1.ParseRequest\x1a\x1a.warhorse.v1.ParseResponse(\x01\x30\x01\x12N\n\tParseMany\x12\x1d.warhorse.v1.ParseManyRequest\x1a\x1e.warhorse.v1.ParseManyResponse(\x01\x30\x01\x12\x62\n\x11\x44\x65scribeTokenizer\x12%.warhorse.v1.DescribeTokenizerRequest\x1a&.warhorse.v1.DescribeTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarhorse/v1/tokenizer.proto\x12\x0bwarhorse.v1\x1a\x18warhorse/v1/common.proto\x1a\x18warhorse/v1/tensor.proto\"P\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x13\n\timage_url\x18\x02 \x01(\tH\x00\x12\x14\n\x0cimage_detail\x18\x03 \x01(\tB\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xa8\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12)\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x18.warhorse.v1.ContentPart\x12\x11\n\treasoning\x18\x03 \x01(\t\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.warhorse.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\"\x90\x01\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0fparameters_json\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x0e\n\x0c_descriptionB\x12\n\x10_parameters_jsonB\t\n\x07_strict\"\xc3\x03\n\rRenderRequest\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.warhorse.v1.ChatMessage\x12 \n\x05tools\x18\x02 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12,\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x1d\n\x10reasoning_effort\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0f\x65nable_thinking\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x1c\n\x14template_kwargs_json\x18\x07 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x08 \x01(\x08H\x02\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\t \x01(\x08\x12\x15\n\rchat_template\x18\n \x01(\t\x12\x1c\n\x14response_format_json\x18\x0b \x01(\t\x12\x0c\n\x04task\x18\x0c \x01(\tB\x13\n\x11_reasoning_effortB\x12\n\x10_enable_thinkingB\x18\n\x16_add_generation_prompt\"\xf5\x01\n\x0eRenderResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\'\n\x06images\x18\x03 \x03(\x0b\x32\x17.warhorse.v1.ImageInput\x12,\n\x0bstart_state\x18\x04 \x01(\x0e\x32\x17.warhorse.v1.ParseState\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12#\n\x16reasoning_end_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bimages_kept\x18\x07 \x01(\rB\x19\n\x17_reasoning_end_token_id\"\x86\x01\n\nImageInput\x12#\n\x06pixels\x18\x01 \x01(\x0b\x32\x13.warhorse.v1.Tensor\x12#\n\x06region\x18\x02 \x01(\x0b\x32\x13.warhorse.v1.Region\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"l\n\rEncodeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\rparse_special\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"#\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"M\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x0c\n\x04\x65\x61\x63h\x18\x03 \x01(\x08\"3\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\"\xe6\x03\n\tParseOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x0bstart_state\x18\x02 \x01(\x0e\x32\x17.warhorse.v1.ParseState\x12 \n\x05tools\x18\x03 \x03(\x0b\x32\x11.warhorse.v1.Tool\x12,\n\x0btool_choice\x18\x04 \x01(\x0e\x32\x17.warhorse.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x07 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x08 \x01(\x08H\x01\x88\x01\x01\x12\x13\n\x0bprompt_tail\x18\t \x01(\x0c\x12\x18\n\x10tool_call_parser\x18\n \x01(\t\x12\x18\n\x10reasoning_parser\x18\x0b \x01(\t\x12\x13\n\x0btoken_texts\x18\x0c \x01(\x08\x12\x18\n\x10hidden_token_ids\x18\r \x03(\r\x12\x14\n\x0c\x63\x61ll_id_seed\x18\x0e \x01(\t\x12\x13\n\x0btraceparent\x18\x0f \x01(\tB\x16\n\x14_parallel_tool_callsB\x16\n\x14_skip_special_tokens\" \n\x0bParseTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"8\n\x0bParseFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\"\x97\x01\n\x0cParseRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.warhorse.v1.ParseOpenH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.warhorse.v1.ParseTokensH\x00\x12*\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x18.warhorse.v1.ParseFinishH\x00\x42\x07\n\x05\x65vent\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"h\n\x05\x44\x65lta\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12/\n\ttool_call\x18\x03 \x01(\x0b\x32\x1a.warhorse.v1.ToolCallDeltaH\x00\x42\x06\n\x04kind\"\xea\x01\n\rParseResponse\x12\"\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x12.warhorse.v1.Delta\x12\x19\n\x0cstop_matched\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.warhorse.v1.FinishReason\x12\x18\n\x0btokens_used\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10reasoning_tokens\x18\x05 \x01(\r\x12\x13\n\x0btoken_bytes\x18\x06 \x03(\x0c\x42\x0f\n\r_stop_matchedB\x0e\n\x0c_tokens_used\"Y\n\rParseManyItem\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.warhorse.v1.ParseRequest\x12\x0c\n\x04\x64rop\x18\x03 \x01(\x08\"=\n\x10ParseManyRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.warhorse.v1.ParseManyItem\"\xa4\x01\n\x0fParseManyAnswer\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x04\x12,\n\x08response\x18\x02 \x01(\x0b\x32\x1a.warhorse.v1.ParseResponse\x12\'\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x18.warhorse.v1.ErrorReason\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x13\n\x0b\x65rror_field\x18\x05 \x01(\t\"B\n\x11ParseManyResponse\x12-\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1c.warhorse.v1.ParseManyAnswer\"\x1a\n\x18\x44\x65scribeTokenizerRequest\"\x8f\x02\n\x19\x44\x65scribeTokenizerResponse\x12)\n\x07service\x18\x01 \x01(\x0b\x32\x18.warhorse.v1.ServiceInfo\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.warhorse.v1.ModelInfo\x12\x18\n\x10tool_call_parser\x18\x03 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x04 \x01(\t\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1e\n\x16generation_config_json\x18\x06 \x01(\t\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x11special_token_ids\x18\x08 \x03(\r*\x86\x01\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x12\x15\n\x11TOOL_CHOICE_NAMED\x10\x04*s\n\nParseState\x12\x1b\n\x17PARSE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PARSE_STATE_REASONING\x10\x01\x12\x17\n\x13PARSE_STATE_CONTENT\x10\x02\x12\x14\n\x10PARSE_STATE_TEXT\x10\x03*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xd3\x03\n\x10TokenizerService\x12\x41\n\x06Render\x12\x1a.warhorse.v1.RenderRequest\x1a\x1b.warhorse.v1.RenderResponse\x12\x41\n\x06\x45ncode\x12\x1a.warhorse.v1.EncodeRequest\x1a\x1b.warhorse.v1.EncodeResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x1a.warhorse.v1.DecodeRequest\x1a\x1b.warhorse.v1.DecodeResponse\x12\x42\n\x05Parse\x12\x19.warhorse.v1.ParseRequest\x1a\x1a.warhorse.v1.ParseResponse(\x01\x30\x01\x12N\n\tParseMany\x12\x1d.warhorse.v1.ParseManyRequest\x1a\x1e.warhorse.v1.ParseManyResponse(\x01\x30\x01\x12\x62\n\x11\x44\x65scribeTokenizer\x12%.warhorse.v1.DescribeTokenizerRequest\x1a&.warhorse.v1.DescribeTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warhorse.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLCHOICE']._serialized_start=3497
-  _globals['_TOOLCHOICE']._serialized_end=3631
-  _globals['_PARSESTATE']._serialized_start=3633
-  _globals['_PARSESTATE']._serialized_end=3748
-  _globals['_FINISHREASON']._serialized_start=3751
-  _globals['_FINISHREASON']._serialized_end=3926
+  _globals['_TOOLCHOICE']._serialized_start=3518
+  _globals['_TOOLCHOICE']._serialized_end=3652
+  _globals['_PARSESTATE']._serialized_start=3654
+  _globals['_PARSESTATE']._serialized_end=3769
+  _globals['_FINISHREASON']._serialized_start=3772
+  _globals['_FINISHREASON']._serialized_end=3947
   _globals['_CONTENTPART']._serialized_start=96
   _globals['_CONTENTPART']._serialized_end=176
   _globals['_TOOLCALL']._serialized_start=178
@@ -50,43 +50,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENDERREQUEST']._serialized_start=554
   _globals['_RENDERREQUEST']._serialized_end=1005
   _globals['_RENDERRESPONSE']._serialized_start=1008
-  _globals['_RENDERRESPONSE']._serialized_end=1232
-  _globals['_IMAGEINPUT']._serialized_start=1235
-  _globals['_IMAGEINPUT']._serialized_end=1369
-  _globals['_ENCODEREQUEST']._serialized_start=1371
-  _globals['_ENCODEREQUEST']._serialized_end=1479
-  _globals['_ENCODERESPONSE']._serialized_start=1481
-  _globals['_ENCODERESPONSE']._serialized_end=1516
-  _globals['_DECODEREQUEST']._serialized_start=1518
-  _globals['_DECODEREQUEST']._serialized_end=1595
-  _globals['_DECODERESPONSE']._serialized_start=1597
-  _globals['_DECODERESPONSE']._serialized_end=1648
-  _globals['_PARSEOPEN']._serialized_start=1651
-  _globals['_PARSEOPEN']._serialized_end=2137
-  _globals['_PARSETOKENS']._serialized_start=2139
-  _globals['_PARSETOKENS']._serialized_end=2171
-  _globals['_PARSEFINISH']._serialized_start=2173
-  _globals['_PARSEFINISH']._serialized_end=2229
-  _globals['_PARSEREQUEST']._serialized_start=2232
-  _globals['_PARSEREQUEST']._serialized_end=2383
-  _globals['_TOOLCALLDELTA']._serialized_start=2385
-  _globals['_TOOLCALLDELTA']._serialized_end=2460
-  _globals['_DELTA']._serialized_start=2462
-  _globals['_DELTA']._serialized_end=2566
-  _globals['_PARSERESPONSE']._serialized_start=2569
-  _globals['_PARSERESPONSE']._serialized_end=2803
-  _globals['_PARSEMANYITEM']._serialized_start=2805
-  _globals['_PARSEMANYITEM']._serialized_end=2894
-  _globals['_PARSEMANYREQUEST']._serialized_start=2896
-  _globals['_PARSEMANYREQUEST']._serialized_end=2957
-  _globals['_PARSEMANYANSWER']._serialized_start=2960
-  _globals['_PARSEMANYANSWER']._serialized_end=3124
-  _globals['_PARSEMANYRESPONSE']._serialized_start=3126
-  _globals['_PARSEMANYRESPONSE']._serialized_end=3192
-  _globals['_DESCRIBETOKENIZERREQUEST']._serialized_start=3194
-  _globals['_DESCRIBETOKENIZERREQUEST']._serialized_end=3220
-  _globals['_DESCRIBETOKENIZERRESPONSE']._serialized_start=3223
-  _globals['_DESCRIBETOKENIZERRESPONSE']._serialized_end=3494
-  _globals['_TOKENIZERSERVICE']._serialized_start=3929
-  _globals['_TOKENIZERSERVICE']._serialized_end=4396
+  _globals['_RENDERRESPONSE']._serialized_end=1253
+  _globals['_IMAGEINPUT']._serialized_start=1256
+  _globals['_IMAGEINPUT']._serialized_end=1390
+  _globals['_ENCODEREQUEST']._serialized_start=1392
+  _globals['_ENCODEREQUEST']._serialized_end=1500
+  _globals['_ENCODERESPONSE']._serialized_start=1502
+  _globals['_ENCODERESPONSE']._serialized_end=1537
+  _globals['_DECODEREQUEST']._serialized_start=1539
+  _globals['_DECODEREQUEST']._serialized_end=1616
+  _globals['_DECODERESPONSE']._serialized_start=1618
+  _globals['_DECODERESPONSE']._serialized_end=1669
+  _globals['_PARSEOPEN']._serialized_start=1672
+  _globals['_PARSEOPEN']._serialized_end=2158
+  _globals['_PARSETOKENS']._serialized_start=2160
+  _globals['_PARSETOKENS']._serialized_end=2192
+  _globals['_PARSEFINISH']._serialized_start=2194
+  _globals['_PARSEFINISH']._serialized_end=2250
+  _globals['_PARSEREQUEST']._serialized_start=2253
+  _globals['_PARSEREQUEST']._serialized_end=2404
+  _globals['_TOOLCALLDELTA']._serialized_start=2406
+  _globals['_TOOLCALLDELTA']._serialized_end=2481
+  _globals['_DELTA']._serialized_start=2483
+  _globals['_DELTA']._serialized_end=2587
+  _globals['_PARSERESPONSE']._serialized_start=2590
+  _globals['_PARSERESPONSE']._serialized_end=2824
+  _globals['_PARSEMANYITEM']._serialized_start=2826
+  _globals['_PARSEMANYITEM']._serialized_end=2915
+  _globals['_PARSEMANYREQUEST']._serialized_start=2917
+  _globals['_PARSEMANYREQUEST']._serialized_end=2978
+  _globals['_PARSEMANYANSWER']._serialized_start=2981
+  _globals['_PARSEMANYANSWER']._serialized_end=3145
+  _globals['_PARSEMANYRESPONSE']._serialized_start=3147
+  _globals['_PARSEMANYRESPONSE']._serialized_end=3213
+  _globals['_DESCRIBETOKENIZERREQUEST']._serialized_start=3215
+  _globals['_DESCRIBETOKENIZERREQUEST']._serialized_end=3241
+  _globals['_DESCRIBETOKENIZERRESPONSE']._serialized_start=3244
+  _globals['_DESCRIBETOKENIZERRESPONSE']._serialized_end=3515
+  _globals['_TOKENIZERSERVICE']._serialized_start=3950
+  _globals['_TOKENIZERSERVICE']._serialized_end=4417
 # @@protoc_insertion_point(module_scope)

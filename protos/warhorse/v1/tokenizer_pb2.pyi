@@ -125,20 +125,22 @@ class RenderRequest(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., reasoning_effort: _Optional[str] = ..., enable_thinking: _Optional[bool] = ..., template_kwargs_json: _Optional[str] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template: _Optional[str] = ..., response_format_json: _Optional[str] = ..., task: _Optional[str] = ...) -> None: ...
 
 class RenderResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "images", "start_state", "stop_token_ids", "reasoning_end_token_id")
+    __slots__ = ("token_ids", "text", "images", "start_state", "stop_token_ids", "reasoning_end_token_id", "images_kept")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     START_STATE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_KEPT_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     text: str
     images: _containers.RepeatedCompositeFieldContainer[ImageInput]
     start_state: ParseState
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     reasoning_end_token_id: int
-    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., reasoning_end_token_id: _Optional[int] = ...) -> None: ...
+    images_kept: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageInput, _Mapping]]] = ..., start_state: _Optional[_Union[ParseState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., reasoning_end_token_id: _Optional[int] = ..., images_kept: _Optional[int] = ...) -> None: ...
 
 class ImageInput(_message.Message):
     __slots__ = ("pixels", "region", "offset", "length", "digest")

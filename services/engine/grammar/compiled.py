@@ -6,7 +6,7 @@ xgrammar comes first; llguidance takes the JSON schemas and regular expressions 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.engine.grammar.forms import GrammarError, parse, structural_tag
+from services.engine.grammar.forms import (
+    GrammarError,
+    parse,
+    structural_tag,
+    with_whitespace,
+)
 from services.engine.grammar.vocabulary import (
     LLGUIDANCE_END,
     llguidance_vocabulary,
@@ -58,12 +63,24 @@ class Matcher(Protocol):
         ...
 
 
-def compile_grammar(form: str, value: Any, *, gap: bool, folder: Path, vocab_size: int) -> bytes:
+def compile_grammar(
+    form: str,
+    value: Any,
+    *,
+    gap: bool,
+    folder: Path,
+    vocab_size: int,
+    whitespace: Mapping[str, Any] | None = None,
+) -> bytes:
     """Compile one form of a Grammar message. Raises GrammarError.
 
-    `gap`: reasoning comes in front. The first mask is made too, so that what is slow shows here.
+    `gap`: reasoning comes in front. `whitespace`: llguidance's rules of it, for JSON. The first
+    mask is made too, so that what is slow shows here.
     """
-    if form == "json_schema" and _is_beyond_xgrammar(parse(value, "the schema")):
+    if whitespace:
+        ruled = with_whitespace(form, value, whitespace)
+        compiled = _LLGUIDANCE + _with_llguidance("json_schema", ruled, gap, folder, vocab_size)
+    elif form == "json_schema" and _is_beyond_xgrammar(parse(value, "the schema")):
         compiled = _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
     else:
         compiled = _compile(form, value, gap, folder, vocab_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 MAX_TEXT = 256 << 10
 MAX_WHITESPACE = 64
+JSON_FORMS = ("json_schema", "json_object")
 # Newlines that a model puts between its reasoning and its answer; parsers drop them.
 _GAP = {"type": "regex", "pattern": "\\n{0,2}"}
 # Tool-call parser of the served model -> xgrammar's name of its markup.
@@ -76,6 +77,15 @@ def parse(text: str, what: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{what} is not JSON: {error}"[:200]) from None
+
+
+def with_whitespace(form: str, value: Any, rules: Mapping[str, Any]) -> str:
+    """The schema of one of JSON_FORMS as text, with llguidance's rules of its whitespace."""
+    schema = parse(value, "the schema") if form == "json_schema" else {"type": "object"}
+    schema = {} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise GrammarError("the schema is not an object")
+    return json.dumps({**schema, "x-guidance": rules})
 
 
 def _tool_calls(value: Mapping[str, Any]) -> dict[str, Any]:

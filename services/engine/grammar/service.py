@@ -15,7 +15,7 @@ from warhorse.v1.tokenizer_pb2 import TOOL_CHOICE_AUTO, TOOL_CHOICE_NAMED, TOOL_
 
 from services.common.errors import ServiceError
 from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
-from services.engine.grammar.forms import MAX_TEXT
+from services.engine.grammar.forms import JSON_FORMS, MAX_TEXT
 
 # On the clock; the worker limits its processor time itself. Memory beyond the libraries' own.
 LIMITS = WorkerLimits(seconds=5.0, memory_bytes=1 << 30)
@@ -23,6 +23,11 @@ WORKERS = 2
 MAX_KEPT_BYTES = 64 << 20
 MAX_REFUSALS = 256  # remembered, so that the same hostile grammar costs its time once
 _WORKER = "services.engine.grammar.worker"
+FIXED_WHITESPACE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 _CHOICES = {
     TOOL_CHOICE_AUTO: "auto",
     TOOL_CHOICE_REQUIRED: "required",
@@ -85,7 +90,20 @@ def _question(grammar: Grammar) -> dict[str, Any]:
     value = getattr(grammar, form)
     if isinstance(value, ToolCallGrammar):
         value = _tool_calls(value)
-    return {"form": form, "value": value, "gap": grammar.HasField("after_token_id")}
+    gap = grammar.HasField("after_token_id")
+    return {"form": form, "value": value, "gap": gap, "whitespace": _whitespace(grammar)}
+
+
+def _whitespace(grammar: Grammar) -> dict[str, Any]:
+    """Rules of the whitespace between parts of JSON, in the names of llguidance."""
+    has_pattern = grammar.HasField("whitespace_pattern")
+    if not (has_pattern or grammar.fixed_whitespace):
+        return {}
+    if has_pattern and grammar.fixed_whitespace:
+        raise refused("whitespace_pattern and fixed_whitespace exclude each other")
+    if grammar.WhichOneof("form") not in JSON_FORMS:
+        raise refused("whitespace can be ruled in JSON alone")
+    return {"whitespace_pattern": grammar.whitespace_pattern} if has_pattern else FIXED_WHITESPACE
 
 
 def _tool_calls(calls: ToolCallGrammar) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The process that compiles grammars, so that a hostile one can be stopped for certain.
 
-Requests and replies are JSON. In: {"form", "value", "gap"}. Out: {"compiled"} (base64) or
-{"error"}. Run by `grammar.service`.
+Requests and replies are JSON. In: {"form", "value", "gap", "whitespace"}. Out: {"compiled"}
+(base64) or {"error"}. Run by `grammar.service`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ CPU_SECONDS = 0.4
 
 
 def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str, Any]:
-    form, value, gap = request["form"], request["value"], request["gap"]
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends the process
     try:
-        compiled = compile_grammar(form, value, gap=gap, folder=folder, vocab_size=vocab_size)
+        compiled = compile_grammar(**request, folder=folder, vocab_size=vocab_size)
     except GrammarError as error:
         return {"error": str(error)}
     except MemoryError:

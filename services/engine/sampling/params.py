@@ -43,6 +43,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None  # length of the top list; None computes none
+    logprob_token_ids: tuple[int, ...] = ()  # in place of the top list, where it is computed
     grammar: GrammarUse | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not occur
     thinking_budget: ThinkingBudget | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,9 +125,8 @@ class Sampler:
             tokens = _accepted(chosen[start : start + group.rows], group.drafts)
             start += group.rows
             self._count(self._kept[group.sequence], tokens)
-            top = self._kept[group.sequence].params.logprobs
-            logprobs = () if top is None else score(rows_RV[: len(tokens)], tokens, top)
-            results.append((tokens, logprobs))
+            scored = _scored(rows_RV[: len(tokens)], tokens, self._kept[group.sequence].params)
+            results.append((tokens, scored))
         return results
 
     def _choose(self, logits_RV: torch.Tensor, groups: Sequence[RowGroup]) -> torch.Tensor:
@@ -245,6 +244,31 @@ class Sampler:
 
     def _floats(self, values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def _scored(
+    logits_NV: torch.Tensor, tokens: Sequence[int], params: SamplingParams
+) -> tuple[Logprob, ...]:
+    if params.logprobs is None:
+        return ()
+    if params.logprob_token_ids:
+        return score_listed(logits_NV, tokens, params.logprob_token_ids)
+    return score(logits_NV, tokens, params.logprobs)
+
+
+def score_listed(
+    logits_NV: torch.Tensor, tokens: Sequence[int], listed: Sequence[int]
+) -> tuple[Logprob, ...]:
+    """As `score`, with the tokens `listed` in place of the most likely ones."""
+    scored = score(logits_NV, tokens, 0)
+    ids_K = torch.tensor(listed, dtype=torch.int64, device=logits_NV.device)
+    ids_N = torch.tensor(tokens, dtype=torch.int64, device=logits_NV.device)
+    logits_NV = logits_NV.double()
+    behind_NK = logits_NV[:, ids_K] - logits_NV.gather(1, ids_N[:, None])
+    return tuple(
+        replace(one, top=tuple((t, one.logprob + d) for t, d in zip(listed, behind, strict=True)))
+        for one, behind in zip(scored, behind_NK.tolist(), strict=True)
+    )
 
 
 def score(logits_NV: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[Logprob, ...]:

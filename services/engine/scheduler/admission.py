@@ -108,6 +108,7 @@ def resolve_sampling(request: Request, choice: int, config: CoreConfig) -> Sampl
         stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *eos))),
         min_tokens=stopping.min_tokens,
         logprobs=config.max_logprobs if request.logprobs == -1 else request.logprobs,
+        logprob_token_ids=request.logprob_token_ids,
         grammar=sampling.grammar,
         bad_words=sampling.bad_words,
         thinking_budget=sampling.thinking_budget,
@@ -139,6 +140,7 @@ def check_request(request: Request, config: CoreConfig, vocab_size: int) -> None
         value = getattr(request, name)
         if value is not None:
             _check_range(f"output.{name}", value, -1, config.max_logprobs)
+    _check_ids("output.logprob_token_ids", request.logprob_token_ids, vocab_size)
     if request.queue_timeout is not None:
         _check_range("queue_timeout", request.queue_timeout, 0, math.inf)
 

@@ -67,6 +67,7 @@ class Request:
     sampling: RequestSampling = RequestSampling()
     logprobs: int | None = None  # None: none; 0: the chosen token alone; -1: max_logprobs
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()  # in place of the most likely ones; needs logprobs
     n: int = 1
     priority: int = 0  # lower runs first
     cache_salt: str = ""
@@ -78,7 +79,8 @@ class Request:
 class PromptDone:
     """The prompt of a request has been computed; sent once, before its first tokens.
 
-    `cached` prompt tokens came from a cache, `external_cached` of them from the external store.
+    `cached` prompt tokens came from a cache, `external_cached` of them from the external store;
+    `created` ones were computed and are now in the prefix index.
     `prompt_logprobs` starts with the second prompt token.
     """
 
@@ -86,6 +88,7 @@ class PromptDone:
     cached: int
     external_cached: int
     prompt_logprobs: tuple[Logprob, ...] = ()
+    created: int = 0
     queue_seconds: float = field(default=0.0, compare=False)  # arrival to its first step
     prefill_seconds: float = field(default=0.0, compare=False)  # from there to this event
 
@@ -167,3 +170,4 @@ class CoreLoad:
     step_tokens: int = 0
     steps_by_tokens: tuple[int, ...] = ()  # see LoadResponse
     store_jobs: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # drafts, the first of a step first

@@ -46,9 +46,7 @@ class Settler:
         if s.collects_prompt_logprobs:
             s.state.prompt_logprobs += outcome.prompt_logprobs
         accepted = max(0, len(outcome.token_ids) - 1)
-        self._state.counters.drafts += bool(flight.drafts)
-        self._state.counters.draft_tokens += len(flight.drafts)
-        self._state.counters.accepted_draft_tokens += accepted
+        self._state.counters.verified(len(flight.drafts), accepted)
         tokens, stop = self._cut(s, outcome.token_ids)
         s.tokens += tokens
         s.computed = min(flight.known_end + accepted, len(s.tokens))
@@ -193,6 +191,7 @@ class Settler:
                 state.cached,
                 state.external_cached,
                 tuple(state.prompt_logprobs),
+                created=max(0, s.indexed * self._config.unit_tokens - state.cached),
                 queue_seconds=state.started_at - state.arrived_at,
                 prefill_seconds=now - state.started_at,
             )

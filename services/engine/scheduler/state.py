@@ -31,10 +31,24 @@ class Counters:
     external_hit_tokens: int = 0
     steps: int = 0
     draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
     drafts: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+
+    @property
+    def accepted_draft_tokens(self) -> int:
+        """Accepted drafts of any place in a step."""
+        return sum(self.accepted_by_position)
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """The first `accepted` of the `drafts` of a sequence's step were right."""
+        self.drafts += bool(drafts)
+        self.draft_tokens += drafts
+        missing = accepted - len(self.accepted_by_position)
+        self.accepted_by_position += [0] * missing
+        for position in range(accepted):
+            self.accepted_by_position[position] += 1
 
     def step(self, tokens: int) -> None:
         """A step of so many tokens was made."""

@@ -30,6 +30,10 @@ _PASSED = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "stop", "priority", "cache_salt", "user",
     "chat_template_kwargs", "parallel_tool_calls", "logit_bias", "ignore_eos", "min_tokens",
+    "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words",
+    "truncate_prompt_tokens", "truncation_side", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag",
+    "regex", "ebnf", "json_schema",
 )  # fmt: skip
 
 

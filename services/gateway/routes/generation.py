@@ -19,7 +19,7 @@ from services.gateway.schema.completion import CompletionRequest
 from services.gateway.schema.native import TokensRequest
 from services.gateway.state import GatewayState
 from services.gateway.token_job import TokensJob
-from services.gateway.unsupported import CHAT, COMPLETION
+from services.gateway.unsupported import CHAT, COMMON_ONLY
 
 
 def add_routes(app: FastAPI, state: GatewayState) -> None:
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue a text or a list of token ids."""
-        body = validate(CompletionRequest, await body_of(request, state), COMPLETION)
+        body = validate(CompletionRequest, await body_of(request, state), COMMON_ONLY)
         return respond(CompletionJob(body, identify(request, body.request_id), state))
 
     @app.post("/inference/v1/generate", openapi_extra=body_schema(TokensRequest))

@@ -26,7 +26,7 @@ from services.gateway.schema.completion import CompletionRequest
 from services.gateway.schema.tokens import Detokenize, TokenizeChat, TokenizeText
 from services.gateway.state import GatewayState
 from services.gateway.tokens import pack, unpack
-from services.gateway.unsupported import CHAT, COMMON_ONLY, COMPLETION
+from services.gateway.unsupported import CHAT, COMMON_ONLY
 
 
 def add_routes(app: FastAPI, state: GatewayState) -> None:
@@ -80,7 +80,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/completions/render", openapi_extra=body_schema(CompletionRequest))
     async def render_completion_prompts(request: Request) -> Response:
         """The prompts that a completion would be given, in a list."""
-        body = validate(CompletionRequest, await body_of(request, state), COMPLETION)
+        body = validate(CompletionRequest, await body_of(request, state), COMMON_ONLY)
         facts = await state.facts(body.model)
         check_request(body, facts)
         prompts = [await completion_prompt(p, body, state, facts) for p in body.prompt]

@@ -217,3 +217,7 @@ class ChatRequest(SamplingRequest):
     add_generation_prompt: Flag | None = Field(None, description="true or false")
     continue_final_message: Flag | None = Field(None, description="true or false")
     return_prompt_text: Flag | None = Field(None, description="true or false")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)

@@ -47,3 +47,7 @@ class CompletionRequest(SamplingRequest):
     suffix: str | None = Field(None, description="a text")
     echo: Flag | None = Field(None, description="true or false")
     logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None

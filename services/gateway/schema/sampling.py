@@ -23,6 +23,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_SALT = 128
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_IDS = 128
 
 BadWord = Annotated[str, Field(max_length=256, pattern=r"\S")]
 TokenId = Annotated[Int, Field(ge=0, le=UINT32_MAX)]
@@ -78,6 +79,11 @@ class SamplingRequest(Lenient):
         None, max_length=MAX_BAD_WORDS, description=f"a list of at most {MAX_BAD_WORDS} words"
     )
     prompt_logprobs: Int | None = Field(None, ge=-1, description="an integer of at least -1")
+    logprob_token_ids: list[TokenId] | None = Field(
+        None,
+        max_length=MAX_LOGPROB_IDS,
+        description=f"a list of at most {MAX_LOGPROB_IDS} token ids",
+    )
     stream: Flag | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description="an object")
     stream_interval: Int | None = Field(
@@ -97,6 +103,8 @@ class SamplingRequest(Lenient):
         description="a text of 1 to 256 printable ASCII characters without spaces",
     )
     skip_special_tokens: Flag | None = Field(None, description="true or false")
+    # Tokens are joined as they are, so that no spaces come between any of them.
+    spaces_between_special_tokens: Flag | None = Field(None, description="true or false")
     add_special_tokens: Flag | None = Field(None, description="true or false")
     return_token_ids: Flag | None = Field(None, description="true or false")
     return_tokens_as_token_ids: Flag | None = Field(None, description="true or false")
@@ -104,7 +112,7 @@ class SamplingRequest(Lenient):
         None, ge=-1, le=UINT32_MAX, description="an integer of at least 1, or -1"
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description='"left" or "right"')
-    user: str | None = Field(None, description="a text")
+    user: Any = Field(None, description="any value; it is ignored")
     response_format: ResponseFormat | None = Field(None, description="an object with a type")
     structured_outputs: StructuredOutputs | None = Field(None, description="an object")
     guided_json: Any = Field(None, description="a JSON schema")
@@ -116,3 +124,8 @@ class SamplingRequest(Lenient):
     regex: str | None = Field(None, description="a text")
     ebnf: str | None = Field(None, description="a text")
     json_schema: Any = Field(None, description="a JSON schema")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the response carries log-probabilities of its tokens."""
+        raise NotImplementedError

@@ -30,7 +30,7 @@ class ResponseFormat(Lenient):
 
 
 class StructuredOutputs(Lenient):
-    """Exactly one of the forms, as vLLM has them."""
+    """Exactly one of the forms, and options of JSON, as vLLM has them."""
 
     json_: Any = Field(None, alias="json")
     regex: str | None = None
@@ -38,6 +38,9 @@ class StructuredOutputs(Lenient):
     grammar: str | None = None
     json_object: Flag | None = None
     structural_tag: Any = None
+    disable_any_whitespace: Flag | None = None
+    disable_additional_properties: Flag | None = None
+    whitespace_pattern: str | None = None
 
     @staticmethod
     def names() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +37,16 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A published image: size in pixels, digest, and the reference that an engine opens."""
+    """A published image: size in pixels, digest, and the reference that an engine opens.
+
+    `kept`: it was here before, so that its file was not decoded.
+    """
 
     height: int
     width: int
     digest: bytes
     reference: tokenizer_pb2.ImageInput
+    kept: bool = field(default=False, compare=False)
 
     def placed(self, offset: int, length: int) -> tokenizer_pb2.ImageInput:
         """The message for prompt tokens `offset` to `offset + length`."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.tokenizer.images.decode import DecodeLimits, ImageDecoder
 from services.tokenizer.images.errors import ImageError
@@ -107,7 +107,7 @@ class ImageReader:
         digest = self._digests.get(key)
         known = self._store.find(digest) if digest is not None else None
         if known is not None:
-            return known
+            return replace(known, kept=True)
         picture = await self._store.publish(await self._decoder.decode(data, detail))
         self._digests[key] = picture.digest
         if len(self._digests) > _MAX_FILES:

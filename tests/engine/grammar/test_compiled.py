@@ -133,6 +133,33 @@ def test_reasoning_is_free_until_its_end_wherever_that_falls_in_a_step() -> None
     assert not allowed(mask, VOCAB)[word]
 
 
+DOCUMENTS = ('{"a":1}', '{"a": 1}', '{ "a": 1}', '{"a": 1, "b": [1, 2]}', '{"a":\n1,"b":[1,2]}')
+ANY = '{"type":"object"}'
+# Which of the documents a grammar lets pass.
+WHITESPACE = [
+    (Grammar(json_schema=ANY), "yyyyy"),
+    (Grammar(json_schema=ANY, fixed_whitespace=True), "nynyn"),
+    (Grammar(json_schema=ANY, whitespace_pattern="[ ]?"), "yyyyn"),
+    (Grammar(json_schema=ANY, whitespace_pattern=""), "ynnnn"),
+    (Grammar(json_object=True, fixed_whitespace=True), "nynyn"),
+    (Grammar(json_schema="true", fixed_whitespace=True), "nynyn"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "passes"), WHITESPACE)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_whitespace_between_parts_of_json_is_ruled(
+    compiler: GrammarCompiler, grammar: Grammar, passes: str
+) -> None:
+    await compiler.complete(grammar)
+    assert "".join("ny"[_fits(grammar.compiled, text)] for text in DOCUMENTS) == passes
+
+
+def _fits(data: bytes, text: str) -> bool:
+    matcher = make_matcher(data, NANO, VOCAB, [END])
+    return all(map(matcher.accept, [*TOKENIZER.encode(text, add_special_tokens=False).ids, END]))
+
+
 ENDLESS = [
     ("json_schema", '{"$ref": "#"}'),
     ("json_schema", '{"anyOf": [{"$ref": "#"}]}'),
@@ -250,6 +277,9 @@ async def test_auto_leaves_text_free_and_calls_right(compiler: GrammarCompiler) 
         (Grammar(json_schema="[" * 100_000), "not JSON"),
         (Grammar(json_schema='{"type":"string","description":"' + "x" * 300_000 + '"}'), "bytes"),
         (Grammar(regex="(a"), "grammar"),
+        (Grammar(regex="a", fixed_whitespace=True), "JSON alone"),
+        (Grammar(json_object=True, whitespace_pattern="("), "regex parse error"),
+        (Grammar(json_object=True, whitespace_pattern="", fixed_whitespace=True), "each other"),
         (Grammar(ebnf="root ::= nothing"), "grammar"),
         (Grammar(structural_tag='{"format": 5}'), "format"),
         (Grammar(tool_calls=ToolCallGrammar(parser="none", choice=TOOL_CHOICE_AUTO)), "none"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,6 @@ def load(
 def prompt(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, 480, (count,), generator=generator).tolist()
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread_in_shared_fixtures() -> Iterator[None]:
-    """Two threads on a busy machine wait for each other far longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

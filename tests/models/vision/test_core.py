@@ -91,7 +91,6 @@ def _text(count: int, seed: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    torch.set_num_threads(1)
     return Served(request.param, tmp_path_factory.mktemp(request.param))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from kernels.quant_linear import (
     Fp8BlockMatrix,
+    HummingMatrix,
     Int4Matrix,
     Matrix,
     Mxfp4Matrix,
@@ -73,6 +74,8 @@ def form_of(matrix: Matrix) -> str:
             return f"INT4 in groups of {group} {points} zero points, scales in {scale.dtype}"
         case Mxfp4Matrix():
             return "MXFP4"
+        case HummingMatrix():
+            return matrix.table.form
 
 
 def joined_rows(tensors: Sequence[torch.Tensor], joined: int) -> torch.Tensor:

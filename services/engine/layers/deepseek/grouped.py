@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.humming.select import row_parts
 from kernels.quant_linear import (
     Fp8BlockMatrix,
+    HummingMatrix,
     Int4Matrix,
     Matrix,
     Mxfp4Matrix,
@@ -70,5 +72,7 @@ def rows_in_parts(matrix: Matrix, parts: int) -> tuple[Matrix, ...]:
             scale = scale.repeat_interleave(block_n // fine, 0)[: codes.shape[0] // fine].clone()
             pairs = zip(codes.chunk(parts), scale.chunk(parts), strict=True)
             return tuple(Fp8BlockMatrix(c, s, fine, block_k) for c, s in pairs)
+        case HummingMatrix():
+            return row_parts(matrix, parts)
         case Int4Matrix() | Mxfp4Matrix():
             raise TypeError(f"{type(matrix).__name__} is not stored in groups of rows")

@@ -1,0 +1,44 @@
+"""The variants of the step that servers launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernels.aot.variant import Variant
+from kernels.delta_step import launch
+from kernels.delta_step.triton import (
+    BOUNDED_DECAY,
+    HEAD_DECAY,
+    NUMBERS,
+    SIGMOID_GATE,
+    SILU_GATE,
+    delta_step,
+)
+
+KEY_DIM, VALUE_DIM = 128, 128
+# Name, value heads of a key head, decay, gate.
+LAYERS = (
+    ("Qwen3.8", 3, HEAD_DECAY.value, SILU_GATE.value),
+    ("Qwen3.8-Flash", 3, HEAD_DECAY.value, SIGMOID_GATE.value),
+    ("GLM-5.3", 1, BOUNDED_DECAY.value, SIGMOID_GATE.value),
+)
+TOKENS = (1, 4)
+ROWS = {"qkv": "*bf16", "a": "*fp32", "b": "*fp32", "z": "*bf16"}
+STATES = {"windows": "*bf16", "states": "*fp32"}
+WEIGHTS = dict.fromkeys(("conv", "a_log", "dt_bias", "norm"), "*bf16")
+SLOTS = dict.fromkeys(("read_slot", "write_slot", "lengths"), "*i64")
+
+
+def variants(target: int) -> Iterator[Variant]:
+    """Decode and the verification of three drafts, the same for every target."""
+    for name, ratio, decay, gate in LAYERS:
+        counters = "*i32" if ratio > 1 else "*i64"
+        arguments = ROWS | STATES | WEIGHTS | {"out": "*bf16"} | SLOTS | {"arrived": counters}
+        aligned = frozenset(arguments)
+        arguments |= dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32", "bound": "fp32"}
+        for tokens in TOKENS:
+            values = launch.constants(tokens, ratio, KEY_DIM, VALUE_DIM, decay, gate)
+            yield Variant(
+                f"{name} {tokens} tokens", delta_step, arguments, values, aligned, launch.WARPS,
+                launch.STAGES, launch.registers(tokens),
+            )  # fmt: skip

@@ -1,0 +1,410 @@
+"""Triton kernels of the delta rule in chunks of 64 tokens.
+
+Legend: T tokens, B sequences, W writes, H value heads, G key heads, K key dim, V value dim, C
+tokens of a chunk, BV values that a program of the pass keeps. Chunk i of sequence b has slot
+starts[b] // C + b + i: slots of sequences do not overlap, whatever their lengths are, and a tile
+is a slot with a head. The README has the algebra.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+C: tl.constexpr = tl.constexpr(64)
+BLOCK: tl.constexpr = tl.constexpr(16)  # rows that are solved one after the other
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+L2_EPS: tl.constexpr = tl.constexpr(1e-6)
+# Log decays below are taken as this: what is left of a state, 1e-13 of it, does not count.
+FLOOR: tl.constexpr = tl.constexpr(-30.0)
+FACTORS: tl.constexpr = tl.constexpr(5)
+# The same for decays of channels: those of half a block of rows together stay within fp32.
+CHANNEL_FLOOR: tl.constexpr = tl.constexpr(-10.0)
+
+
+@triton.jit
+def bounds(starts, b, tokens):
+    """The first token of sequence b and the one behind its last, int32, inside the T tokens."""
+    begin = tl.minimum(tl.maximum(tl.load(starts + b), 0), tokens).to(tl.int32)
+    end = tl.minimum(tl.maximum(tl.load(starts + b + 1), begin), tokens).to(tl.int32)
+    return begin, end
+
+
+@triton.jit
+def find_chunk(starts, slot, sequences, tokens):
+    """The first token of the chunk in `slot` and its number of tokens, 0 where there is none."""
+    low = 0
+    high = sequences - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        start = tl.minimum(tl.maximum(tl.load(starts + middle), 0), tokens).to(tl.int32)
+        behind = start // C + middle > slot
+        low = tl.where(behind, low, middle)
+        high = tl.where(behind, middle - 1, high)
+    begin, end = bounds(starts, low, tokens)
+    first = begin + (slot - begin // C - low) * C
+    return first, tl.where(first < begin, 0, tl.minimum(end - first, C))
+
+
+@triton.jit
+def invert(a, scratch):
+    """(1 + a)^-1 of a strictly lower fp32 [C, C]; `scratch` holds C x BLOCK fp32 of the program.
+
+    Diagonal blocks row by row in fp32, through memory that stays in the first cache; then pairs
+    of blocks of 16 and of 32 rows by products in TF32.
+    """
+    n = tl.arange(0, C)
+    r = tl.arange(0, BLOCK)
+    block = n // BLOCK
+    same = block[:, None] == block[None, :]
+    tl.store(scratch + n[:, None] * BLOCK + (n % BLOCK)[None, :], a, mask=same)
+    tl.debug_barrier()
+    x = tl.where(r[:, None] == (n % BLOCK)[None, :], 1.0, 0.0)
+    for row in tl.static_range(1, BLOCK):
+        at = (block * BLOCK + row)[None, :] * BLOCK + r[:, None]
+        before = tl.load(scratch + at, mask=(r < row)[:, None], other=0.0)
+        found = tl.sum(before * x, 0)
+        x = tl.where(r[:, None] == row, x - found[None, :], x)
+    tl.debug_barrier()
+    blocks = tl.broadcast_to(x[None, :, :], (C // BLOCK, BLOCK, C))
+    x = tl.where(same, tl.reshape(blocks, (C, C)), 0.0)
+    for level in tl.static_range(2):
+        pair = n // (BLOCK << level)
+        joined = (pair[:, None] % 2 == 1) & (pair[:, None] == pair[None, :] + 1)
+        part = tl.dot(x, tl.where(joined, a, 0.0), input_precision="tf32")
+        x -= tl.dot(part, x, input_precision="tf32")
+    return x
+
+
+@triton.jit
+def unit_factor(x):
+    """fp32 [C]: what makes the rows of x unit length."""
+    wide = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 1) + L2_EPS)
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "heads", "group"])
+def prepare(
+    q, k, decay, beta, starts, solved, weights, factors, tokens, sequences, heads, group,
+    q_stride, k_stride, scale,
+    K: tl.constexpr,
+):  # fmt: skip
+    """What the pass needs of one chunk and value head: two [C, C] matrices, [FACTORS, C] rest."""
+    slot = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, count = find_chunk(starts, slot, sequences, tokens)
+    if count <= 0:
+        return
+    n = tl.arange(0, C)
+    shown = n < count
+    row = first.to(tl.int64) + n
+    d = tl.arange(0, K)
+    column = (head // group) * K + d
+    at = row[:, None] * k_stride + column[None, :]
+    k_tile = tl.load(k + at, mask=shown[:, None], other=0.0)
+    at = row[:, None] * q_stride + column[None, :]
+    q_tile = tl.load(q + at, mask=shown[:, None], other=0.0)
+    g = tl.load(decay + row * heads + head, mask=shown, other=0.0)
+    b = tl.load(beta + row * heads + head, mask=shown, other=0.0)
+    g = tl.cumsum(tl.maximum(g, FLOOR) * LOG2_E, 0)
+    k_unit = unit_factor(k_tile)
+    q_unit = unit_factor(q_tile) * scale
+    k_tile = k_tile.to(tl.bfloat16)
+    lower = n[:, None] >= n[None, :]
+    fade = tl.exp2(tl.where(lower, g[:, None] - g[None, :], 0.0)) * k_unit[None, :]
+    fade = tl.where(lower, fade, 0.0)
+    tile = tl.program_id(0).to(tl.int64)
+    matrix = tile * (C * C) + n[:, None] * C + n[None, :]
+    a = tl.dot(k_tile, tl.trans(k_tile)) * fade * (b * k_unit)[:, None]
+    a = tl.where(n[:, None] == n[None, :], 0.0, a)
+    scratch = (weights + tile * (C * C)).to(tl.pointer_type(tl.float32))
+    x = invert(a, scratch) * b[None, :]
+    tl.store(solved + matrix, x.to(tl.bfloat16))
+    p = tl.dot(q_tile.to(tl.bfloat16), tl.trans(k_tile)) * fade * q_unit[:, None]
+    tl.store(weights + matrix, p.to(tl.bfloat16))
+    whole = tl.sum(tl.where(n == C - 1, g, 0.0), 0)
+    factors += tile * (FACTORS * C) + n
+    tl.store(factors, tl.exp2(g) * k_unit)
+    tl.store(factors + C, tl.exp2(g) * q_unit)
+    tl.store(factors + 2 * C, tl.exp2(whole - g) * k_unit)
+    tl.store(factors + 3 * C, k_unit)
+    tl.store(factors + 4 * C, g)
+
+
+@triton.jit
+def _next_write(write_token, writes, low, high):
+    """The first token of a write from `low` on, int32; `high` where there is none before it.
+
+    One by one: what threads exchange would look different in each of them to the compiler.
+    """
+    found = high
+    for w in range(0, writes):
+        token = tl.load(write_token + w)
+        found = tl.where((token >= low) & (token < found), token.to(tl.int32), found)
+    return found
+
+
+@triton.jit
+def _store_start(
+    left, right, states, write_token, write_slot, first, end, writes, slots, size,
+    POOL: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """The halves of a state into the places of all writes from token `first` until `end`."""
+    for w in range(0, writes):
+        token = tl.load(write_token + w)
+        if (token >= first) & (token < end):
+            slot = tl.load(write_slot + w) if POOL else w
+            if (slot >= 0) & (slot < slots):
+                place = states + tl.cast(slot, tl.int64) * size
+                tl.store(place, left)
+                tl.store(place + RIGHT, right)
+
+
+@triton.jit
+def _chunk(
+    left, right, i, count, keys, queries, updates, v, solved, weights, factors, out,
+    KEY_CHUNK: tl.constexpr, KEY_ROW: tl.constexpr, QUERY_CHUNK: tl.constexpr,
+    QUERY_ROW: tl.constexpr, V_ROW: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, BV: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The state after chunk i of `count` tokens; stores their outputs.
+
+    States are transposed, [BV, K] in two halves, so that the left operand of each product is the
+    result of the one before, in registers, and square products give each warp rows of its own.
+    """
+    n = tl.arange(0, C)
+    d = tl.arange(0, K // 2)
+    e = tl.arange(0, BV)
+    i = tl.cast(i, tl.int64)
+    shown = (n < count)[:, None]
+    keys += i * KEY_CHUNK
+    updates += i * KEY_CHUNK
+    queries += i * QUERY_CHUNK
+    v += i * C * V_ROW
+    out += i * C * H * V
+    at_k = n[:, None] * KEY_ROW + d[None, :]
+    at_q = n[:, None] * QUERY_ROW + d[None, :]
+    at_m = n[:, None] * C + n[None, :]
+    v_tile = tl.load(v + n[:, None] * V_ROW + e[None, :], mask=shown, other=0.0)
+    v_tile = tl.trans(v_tile)
+    factors += i * H * (K if CHANNELS else FACTORS * C)
+    held_left = left.to(tl.bfloat16)
+    held_right = right.to(tl.bfloat16)
+    k_left = tl.load(keys + at_k, mask=shown, other=0.0).to(tl.bfloat16)
+    x = tl.dot(held_left, tl.trans(k_left))
+    k_right = tl.load(keys + at_k + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
+    x = tl.dot(held_right, tl.trans(k_right), x)
+    if not CHANNELS:
+        x *= tl.load(factors + n)[None, :]
+    x = v_tile.to(tl.float32) - x
+    t_tile = tl.load(solved + i * H * (C * C) + at_m)
+    u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
+    q_left = tl.load(queries + at_q, mask=shown, other=0.0).to(tl.bfloat16)
+    o = tl.dot(held_left, tl.trans(q_left))
+    q_right = tl.load(queries + at_q + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
+    o = tl.dot(held_right, tl.trans(q_right), o)
+    if not CHANNELS:
+        o *= tl.load(factors + C + n)[None, :]
+    p_tile = tl.load(weights + i * H * (C * C) + at_m)
+    o = tl.dot(u.to(tl.bfloat16), tl.trans(p_tile), o)
+    at_o = n[None, :] * (H * V) + e[:, None]
+    tl.store(out + at_o, o.to(out.dtype.element_ty), mask=(n < count)[None, :])
+    # Keys are read for the second time: kept from the first products they would fill the registers.
+    k_left = tl.load(updates + at_k, mask=shown, other=0.0).to(tl.bfloat16)
+    k_right = tl.load(updates + at_k + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
+    if CHANNELS:
+        left *= tl.load(factors + d)[None, :]
+        right *= tl.load(factors + K // 2 + d)[None, :]
+    else:
+        u *= tl.load(factors + 2 * C + n)[None, :]
+        whole = tl.exp2(tl.load(factors + 4 * C + C - 1))
+        left *= whole
+        right *= whole
+    u = u.to(tl.bfloat16)
+    return tl.dot(u, k_left, left), tl.dot(u, k_right, right)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "sequences", "writes", "read_slots", "write_slots"]
+)  # fmt: skip
+def delta_pass(
+    keys, queries, updates, v, solved, weights, factors, state, out, states, starts, write_token,
+    read_slot, write_slot, tokens, sequences, writes, read_slots, write_slots,
+    H: tl.constexpr, GROUP: tl.constexpr, Q_ROW: tl.constexpr, K_ROW: tl.constexpr,
+    V_ROW: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, CHANNELS: tl.constexpr,
+    POOL: tl.constexpr,
+):  # fmt: skip
+    """One sequence, value head and slice of BV values: its chunks one after the other.
+
+    CHANNELS: `keys`, `queries` and `updates` are tiles [C, K] with the decays in them, and
+    `factors` the chunk's decay [K]; else they are k, q and k, and `factors` those of `prepare`.
+    For a write the state before its chunk is stored, of which `finish` makes that after its token.
+    """
+    part = tl.program_id(0) % (V // BV)
+    head = tl.program_id(0) // (V // BV) % H
+    b = tl.program_id(0) // (V // BV) // H
+    begin, end = bounds(starts, b, tokens)
+    row = begin.to(tl.int64)
+    tile = (row // C + b) * H + head
+    if CHANNELS:
+        keys += tile * (C * K)
+        queries += tile * (C * K)
+        updates += tile * (C * K)
+        factors += tile * K
+    else:
+        keys += row * K_ROW + (head // GROUP) * K
+        updates += row * K_ROW + (head // GROUP) * K
+        queries += row * Q_ROW + (head // GROUP) * K
+        factors += tile * (FACTORS * C)
+    key_row: tl.constexpr = K if CHANNELS else K_ROW
+    query_row: tl.constexpr = K if CHANNELS else Q_ROW
+    key_chunk: tl.constexpr = C * (H * K if CHANNELS else K_ROW)
+    query_chunk: tl.constexpr = C * (H * K if CHANNELS else Q_ROW)
+    v += row * V_ROW + head * V + part * BV
+    solved += tile * (C * C)
+    weights += tile * (C * C)
+    out += (row * H + head) * V + part * BV
+    within = _state_rows(head, part, K, V, BV)
+    right_half: tl.constexpr = K // 2 * V
+    size: tl.constexpr = H * K * V
+    place = tl.load(read_slot + b) if POOL else b
+    known = (place >= 0) & (place < read_slots)
+    state += tl.cast(tl.where(known, place, 0), tl.int64) * size
+    left = tl.load(state + within, mask=known & (within >= 0), other=0.0)
+    right = tl.load(state + within + right_half, mask=known & (within >= 0), other=0.0)
+    i = 0
+    chunks = (end - begin + C - 1) // C
+    while i < chunks:
+        due = _next_write(write_token, writes, begin + i * C, end)
+        last = tl.where(due < end, (due - begin) // C, chunks)
+        if last == i:
+            first = begin + i * C
+            _store_start(
+                left, right, states + within, write_token, write_slot, first,
+                tl.minimum(first + C, end), writes, write_slots, size, POOL, right_half,
+            )  # fmt: skip
+            due = _next_write(write_token, writes, first + C, end)
+            last = tl.where(due < end, (due - begin) // C, chunks)
+        for j in tl.range(i, last):
+            left, right = _chunk(
+                left, right, j, tl.minimum(end - begin - j * C, C), keys, queries, updates, v,
+                solved, weights, factors, out, key_chunk, key_row, query_chunk, query_row,
+                V_ROW, H, K, V, BV, CHANNELS,
+            )  # fmt: skip
+        i = last
+
+
+@triton.jit
+def _state_rows(head, part, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+    """Where in a slot the left half of a slice of BV values is, int32 [BV, K / 2]."""
+    d = tl.arange(0, K // 2)
+    return (head * K + d)[None, :] * V + part * BV + tl.arange(0, BV)[:, None]
+
+
+@triton.jit
+def _update_rows(k, decay, p, k_row, decay_row, k_unit, HALF: tl.constexpr):
+    """Half the channels of k [C, HALF], each row decayed up to row p, and the decay [HALF] of all
+    rows up to there. `k_unit` [C] makes the rows of k unit length.
+    """
+    n = tl.arange(0, C)
+    d = tl.arange(0, HALF)
+    shown = (n <= p)[:, None]
+    tile = tl.load(k + n[:, None] * k_row + d[None, :], mask=shown, other=0.0).to(tl.float32)
+    at = n[:, None] * decay_row + d[None, :]
+    g = tl.load(decay + at, mask=shown, other=0.0)
+    keep = tl.exp2(tl.sum(tl.maximum(g, CHANNEL_FLOOR), 0) * LOG2_E)
+    later = tl.load(decay + at + decay_row, mask=(n < p)[:, None], other=0.0)
+    later = tl.cumsum(tl.maximum(later, CHANNEL_FLOOR), 0, reverse=True) * LOG2_E
+    return tile * k_unit[:, None] * tl.exp2(later), keep
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "writes", "write_slots", "heads", "group"])
+def finish(
+    keys, k, v, decay, solved, factors, states, starts, write_token, write_slot, tokens,
+    sequences, writes, write_slots, heads, group, k_stride, v_stride,
+    K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, CHANNELS: tl.constexpr,
+    POOL: tl.constexpr,
+):  # fmt: skip
+    """One write, value head and slice of BV values: the state before the chunk of its token, which
+    `delta_pass` left, becomes that after the token.
+    """
+    part = tl.program_id(0) % (V // BV)
+    head = tl.program_id(0) // (V // BV) % heads
+    w = tl.program_id(0) // (V // BV) // heads
+    token = tl.load(write_token + w)
+    slot = tl.load(write_slot + w) if POOL else w
+    if (token < 0) | (token >= tokens) | (slot < 0) | (slot >= write_slots):
+        return
+    first, count, chunk = _chunk_of(starts, token.to(tl.int32), sequences, tokens)
+    if count <= 0:
+        return
+    n = tl.arange(0, C)
+    d = tl.arange(0, K // 2)
+    e = tl.arange(0, BV)
+    shown = n < count
+    row = first.to(tl.int64) + n
+    tile = chunk.to(tl.int64) * heads + head
+    states += tl.cast(slot, tl.int64) * (heads.to(tl.int64) * (K * V))
+    states += _state_rows(head, part, K, V, BV)
+    left = tl.load(states)
+    right = tl.load(states + K // 2 * V)
+    k += first.to(tl.int64) * k_stride + (head // group) * K
+    if CHANNELS:
+        at_k = keys + tile * (C * K) + n[:, None] * K + d[None, :]
+    else:
+        at_k = k + n[:, None] * k_stride + d[None, :]
+    k_left = tl.load(at_k, mask=shown[:, None], other=0.0).to(tl.bfloat16)
+    k_right = tl.load(at_k + K // 2, mask=shown[:, None], other=0.0).to(tl.bfloat16)
+    x = tl.dot(left.to(tl.bfloat16), tl.trans(k_left))
+    x = tl.dot(right.to(tl.bfloat16), tl.trans(k_right), x)
+    at_v = row[:, None] * v_stride + head * V + part * BV + e[None, :]
+    v_tile = tl.load(v + at_v, mask=shown[:, None], other=0.0)
+    t_tile = tl.load(solved + tile * (C * C) + n[:, None] * C + n[None, :])
+    if CHANNELS:
+        x = tl.trans(v_tile).to(tl.float32) - x
+        u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
+        k_tile = tl.load(
+            k + n[:, None] * k_stride + tl.arange(0, K)[None, :], mask=shown[:, None], other=0.0
+        )
+        k_unit = unit_factor(k_tile)
+        decay += (first.to(tl.int64) * heads + head) * K
+        k_left, keep_left = _update_rows(k, decay, count - 1, k_stride, heads * K, k_unit, K // 2)
+        k_right, keep_right = _update_rows(
+            k + K // 2, decay + K // 2, count - 1, k_stride, heads * K, k_unit, K // 2
+        )
+        left *= keep_left[None, :]
+        right *= keep_right[None, :]
+        k_left = k_left.to(tl.bfloat16)
+        k_right = k_right.to(tl.bfloat16)
+    else:
+        factors += tile * (FACTORS * C)
+        x = tl.trans(v_tile).to(tl.float32) - x * tl.load(factors + n)[None, :]
+        u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
+        whole = tl.load(factors + 4 * C + count - 1)
+        g = tl.load(factors + 4 * C + n)
+        u *= (tl.exp2(tl.minimum(whole - g, 0.0)) * tl.load(factors + 3 * C + n))[None, :]
+        left *= tl.exp2(whole)
+        right *= tl.exp2(whole)
+    u = u.to(tl.bfloat16)
+    tl.store(states, tl.dot(u, k_left, left))
+    tl.store(states + K // 2 * V, tl.dot(u, k_right, right))
+
+
+@triton.jit
+def _chunk_of(starts, token, sequences, tokens):
+    """The first token of the chunk of `token`, the number of its tokens up to that one, 0 where
+    no sequence has the token, and its slot.
+    """
+    low = 0
+    high = sequences - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        behind = tl.load(starts + middle) > token
+        low = tl.where(behind, low, middle)
+        high = tl.where(behind, middle - 1, high)
+    begin, end = bounds(starts, low, tokens)
+    i = (token - begin) // C
+    first = begin + i * C
+    count = tl.where((token >= begin) & (token < end), token + 1 - first, 0)
+    return first, count, begin // C + low + i
