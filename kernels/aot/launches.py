@@ -21,27 +21,24 @@ from kernels.aot.registry import operations, variants
 from kernels.aot.stand_in import sample_launch, stand_in_for
 from kernels.aot.variant import Variant
 from kernels.bench.case import Work
+from kernels.sparse_attention.configs import CARDS
 
 CARD = torch.device("cuda", 0)
-# Multiprocessors and KiB of shared memory of each, by target: A100, A6000, 4090, H200. Source: CUDA
-# programming guide, technical specifications.
-CARDS = {80: (108, 164), 86: (84, 100), 89: (128, 100), 90: (132, 228)}
+DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 class WithoutMemory(TorchFunctionMode):
     """Tensors for a card have no memory; their addresses are multiples of 16.
 
-    They say that they are on a card. Values read back from them are zeros.
+    They say that they are on a card. Values read back from them are zeros; all of them fulfil
+    what is asked of all, and none what is asked of any.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-        if (
-            function in (torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__)
-            and args[0].is_meta
-        ):  # type: ignore[attr-defined]
-            return CARD if function == torch.Tensor.device.__get__ else True  # type: ignore[attr-defined]
+        if function in (DEVICE, IS_CUDA) and args[0].is_meta:
+            return CARD if function == DEVICE else True
         kwargs = {key: _moved(value) for key, value in (kwargs or {}).items()}
-        match getattr(function, "__name__", ""):
+        match getattr(function, "__name__", "").strip("_"):
             case "cuda":
                 return args[0].to("meta")
             case "pin_memory":
@@ -50,8 +47,10 @@ class WithoutMemory(TorchFunctionMode):
                 return True
             case "to":
                 args = tuple(map(_moved, args))
-            case "__bool__" | "__int__" | "__float__" | "item" | "tolist" if args[0].is_meta:
+            case "bool" | "int" | "float" | "item" | "tolist" if args[0].is_meta:
                 return function(torch.zeros(args[0].shape, dtype=args[0].dtype))
+            case "all" | "any" as asked if args[0].is_meta and len(args) == 1:
+                return torch.tensor(asked == "all")
         return function(*args, **kwargs)
 
 
@@ -96,19 +95,16 @@ def uncovered(target: int, only: str = "") -> Iterator[str]:
     """
     os.environ["TRITON_OVERRIDE_ARCH"] = f"sm{target}"
     stand_in_for(target)
-    torch.cuda.get_device_properties = lambda _: _properties(target)
+    properties = SimpleNamespace(
+        multi_processor_count=CARDS[target].multiprocessors,
+        shared_memory_per_multiprocessor=CARDS[target].shared_bytes,
+    )
+    torch.cuda.get_device_properties = lambda _: properties  # type: ignore[assignment, misc]
     known = {requested(variant) for variant in variants(target)}
     for module in operations("bench"):
         for case in module.cases():
             if only in f"{case.operation} {case.name}":
                 yield from missing(f"{case.operation}: {case.name}", case.make, known)
-
-
-def _properties(target: int) -> SimpleNamespace:
-    count, shared = CARDS[target]
-    return SimpleNamespace(
-        multi_processor_count=count, shared_memory_per_multiprocessor=shared << 10
-    )
 
 
 def missing(name: str, make: Callable[[], Work], known: set[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernels.aot.compile import compile_variant
 from kernels.backend import TARGETS
+from kernels.quant_linear.bench import ROWS, SHAPES
 from kernels.quant_linear.tuning import TABLE, Config, Row
 from kernels.quant_linear.variants import LAYOUTS, variant
 
@@ -24,8 +25,12 @@ FOUND = (
 
 
 def write_table(results: Path) -> None:
-    """Rewrite tuned.json from the output of --tune; compiles for every target, needs no card."""
+    """Put the output of --tune into tuned.json; compiles for every target, needs no card.
+
+    Rows for what was not measured stay.
+    """
     measured = json.loads(results.read_text())
+    old = json.loads(TABLE.read_text())["targets"]
     found = FOUND.format(card=measured["card"], path=measured["path"])
     jobs = [(target, measured["rows"]) for target in TARGETS]
     # One process a target: Triton 3.6 keeps casts of the first target that it compiles for.
@@ -35,10 +40,20 @@ def write_table(results: Path) -> None:
     ) as pool:
         tables = list(pool.map(_rows_of, jobs))
     targets = {
-        f"sm{target}": {"found": found, "rows": rows}
+        f"sm{target}": {"found": found, "rows": _merged(old[f"sm{target}"]["rows"], rows)}
         for target, rows in zip(TARGETS, tables, strict=True)
     }
     TABLE.write_text(json.dumps({"targets": targets}, indent=1) + "\n")
+
+
+def _merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows in the table's order; of two for the same range the new one."""
+    ranges = {_range(row): row for row in (*old, *new)}
+    return [ranges[key] for key in sorted(ranges)]
+
+
+def _range(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["weights"], row["rows_up_to"], row["outputs_up_to"]
 
 
 def _rows_of(job: tuple[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -54,8 +69,8 @@ def _groups(
         (m["case"].split()[0], m["rows"], int(m["case"].split()[1].split("x")[0])) for m in measured
     }
     for weights, rows, outputs in sorted(keys):
-        last_rows = rows == max(r for w, r, _ in keys if w == weights)
-        last_outputs = outputs == max(n for w, _, n in keys if w == weights)
+        last_rows = rows == max(ROWS)
+        last_outputs = outputs == max(n for w, n, _ in SHAPES if w == weights)
         name = f"{weights} {outputs}x"
         chosen = [m for m in measured if m["case"].startswith(name) and m["rows"] == rows]
         yield (

@@ -34,15 +34,16 @@ def candidates(weights: str, rows: int) -> Iterator[Config]:
         for block_n, stages, split in combinations((32, 64, 128), (3, 4), (1, 2, 4, 8)):
             yield Config("matrix", block_n, full, 4, 16, stages, split)
     elif rows <= 64:
-        for block_n, block_m, split in combinations((64, 128), (32, 64), (1, 2, 4)):
-            yield Config("matrix", block_n, full, 4, block_m, 3, split)
-            yield Config("matrix", block_n, full // 2, 4, block_m, 4, split, True)
+        wide = ((32, 64, 4), (32, 128, 4), (64, 128, 4), (64, 128, 8), (64, 256, 8))
+        for (block_m, block_n, warps), split in combinations(wide, (1, 2, 4, 8)):
+            yield Config("matrix", block_n, full, warps, block_m, 3, split, True)
+            yield Config("matrix", block_n, full // 2, warps, block_m, 4, split, True)
     else:
-        # A quarter of a group leaves registers for the largest tiles.
-        large = ((64, 128, 4, 2), (128, 128, 4, 4), (128, 256, 8, 4), (256, 128, 8, 4))
-        for (block_m, block_n, warps, part), stages in combinations(large, (3, 4)):
-            yield Config("matrix", block_n, full // part, warps, block_m, stages, 1, True)
-        yield Config("matrix", 128, full // 2, 4, 64, 3)
+        # Tiles wider than high: each warp then decodes weights of its own.
+        large = ((64, 128, 4), (64, 256, 8), (128, 256, 8))
+        for (block_m, block_n, warps), stages in combinations(large, (3, 4)):
+            yield Config("matrix", block_n, full // 2, warps, block_m, stages, 1, True)
+            yield Config("matrix", block_n, 32, warps, block_m, stages, 1, True)
 
 
 def _precompile(job: tuple[str, int, Config]) -> str:
@@ -63,7 +64,7 @@ def tune(only: str, workers: int) -> list[dict[str, Any]]:
     """The candidates of each product whose name contains `only`, fastest first: one row each."""
     chosen = products(only)
     formats = {(product.weights, product.m) for product in chosen}
-    jobs = [(w, m, config) for w, m in sorted(formats) for config in candidates(w, m)]
+    jobs = [(w, m, c) for w, m in sorted(formats) for c in dict.fromkeys(candidates(w, m))]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         refused = dict(zip(jobs, pool.map(_precompile, jobs), strict=True))
@@ -72,7 +73,8 @@ def tune(only: str, workers: int) -> list[dict[str, Any]]:
         setting = Setting(*shape)
         for p in chosen:
             if (p.weights, p.n, p.k) == shape:
-                usable = [c for c in candidates(p.weights, p.m) if not refused[p.weights, p.m, c]]
+                usable = [c for w, m, c in jobs if (w, m) == (p.weights, p.m)]
+                usable = [c for c in usable if not refused[p.weights, p.m, c]]
                 rows += _measure(p, usable, setting)
         del setting
         torch.cuda.empty_cache()

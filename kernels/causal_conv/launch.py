@@ -34,10 +34,14 @@ def history_rows(
     rows_NJ = torch.empty(count, taps, dtype=torch.int64, device=token_N.device)
     if count:
         kernels.history_rows[(-(-count * taps // ROWS_BLOCK),)](
-            *given, rows_NJ, count, sequences * window, delays[0], step, S=window, J=taps,
-            BLOCK=ROWS_BLOCK, num_warps=WARPS, num_stages=STAGES,
+            *given, rows_NJ, count, sequences * window, delays[0], step,
+            **history_constants(window, taps), num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return rows_NJ
+
+
+def history_constants(window: int, delays: int) -> dict[str, int | bool]:
+    return {"S": window, "J": delays, "BLOCK": ROWS_BLOCK}
 
 
 def causal_conv(

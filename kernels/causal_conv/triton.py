@@ -14,7 +14,7 @@ from kernels.activation.triton import silu_of
 FAR: tl.constexpr = tl.constexpr(1 << 30)
 
 
-@triton.jit(do_not_specialize=["N", "windows"])
+@triton.jit(do_not_specialize=["N", "windows", "first_delay", "step"])
 def history_rows(
     token, sequence, offset, rows, N, windows, first_delay, step,
     S: tl.constexpr, J: tl.constexpr, BLOCK: tl.constexpr,

@@ -9,6 +9,8 @@ from kernels.causal_conv import launch, triton
 
 TAPS = 4
 DILATIONS = (1, 3)
+# Rows of a window and delays of the row numbers that are made once in a pass.
+HISTORIES = ((3, 4), (9, 4), (9, 10))
 TOKENS = (1, 8192)
 ROWS = dict.fromkeys(("x", "pool"), "*bf16")
 PLACES = dict.fromkeys(("sequence_of", "offset_of", "read_slot"), "*i64")
@@ -17,6 +19,14 @@ WRITES = dict.fromkeys(("write_token", "write_sequence", "write_slot"), "*i64")
 
 def variants(target: int) -> Iterator[Variant]:
     """The same for every target."""
+    for window, delays in HISTORIES:
+        pointers = dict.fromkeys(("token", "sequence", "offset", "rows"), "*i64")
+        arguments = pointers | dict.fromkeys(("N", "windows", "first_delay", "step"), "i32")
+        yield Variant(
+            f"history_rows {window} {delays}", triton.history_rows, arguments,
+            launch.history_constants(window, delays), frozenset(pointers), launch.WARPS,
+            launch.STAGES,
+        )  # fmt: skip
     for tokens in TOKENS:
         values = {"J": TAPS} | launch.tile(tokens)
         gathered = {"history": "*bf16", "rows": "*i64", "weight": "*bf16", "out": "*bf16"}

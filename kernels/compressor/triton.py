@@ -38,7 +38,7 @@ def _pool(rows, scores, state, start, stop, fresh, X, D, mask, UNROLL: tl.conste
     where there is none: its score is -inf.
     """
     goes_on = mask & (fresh == 0)
-    top = tl.load(state, mask=goes_on, other=float("-inf"))
+    top = tl.where(mask, tl.load(state, mask=goes_on, other=float("-inf")), 0.0)
     total = tl.load(state + D, mask=goes_on, other=0.0)
     pooled = tl.load(state + 2 * D, mask=goes_on, other=0.0)
     rows += start * X
@@ -60,7 +60,7 @@ def _pool(rows, scores, state, start, stop, fresh, X, D, mask, UNROLL: tl.conste
 
 @triton.jit
 def _store_state(at, top, total, pooled, D, mask):
-    tl.store(at, tl.where(total > 0.0, top, 0.0), mask=mask)  # an empty one is all zeros
+    tl.store(at, top, mask=mask)
     tl.store(at + D, total, mask=mask)
     tl.store(at + 2 * D, pooled, mask=mask)
 

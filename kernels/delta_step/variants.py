@@ -16,24 +16,24 @@ from kernels.delta_step.triton import (
 )
 
 KEY_DIM, VALUE_DIM = 128, 128
-# Name, value heads of a key head, decay, gate.
+# Name, value heads of a key head, decay, gate, type of `a_log` and `dt_bias`.
 LAYERS = (
-    ("Qwen3.8", 3, HEAD_DECAY.value, SILU_GATE.value),
-    ("Qwen3.8-Flash", 3, HEAD_DECAY.value, SIGMOID_GATE.value),
-    ("GLM-5.3", 1, BOUNDED_DECAY.value, SIGMOID_GATE.value),
+    ("Qwen3.8", 3, HEAD_DECAY.value, SILU_GATE.value, "bf16"),
+    ("Qwen3.8-Flash", 3, HEAD_DECAY.value, SIGMOID_GATE.value, "bf16"),
+    ("GLM-5.3", 1, BOUNDED_DECAY.value, SIGMOID_GATE.value, "fp32"),
 )
 TOKENS = (1, 4)
 ROWS = {"qkv": "*bf16", "a": "*fp32", "b": "*fp32", "z": "*bf16"}
 STATES = {"windows": "*bf16", "states": "*fp32"}
-WEIGHTS = dict.fromkeys(("conv", "a_log", "dt_bias", "norm"), "*bf16")
+WEIGHTS = {"conv": "*bf16", "norm": "*bf16", "out": "*bf16"}
 SLOTS = dict.fromkeys(("read_slot", "write_slot", "lengths"), "*i64")
 
 
 def variants(target: int) -> Iterator[Variant]:
     """Decode and the verification of three drafts, the same for every target."""
-    for name, ratio, decay, gate in LAYERS:
-        counters = "*i32" if ratio > 1 else "*i64"
-        arguments = ROWS | STATES | WEIGHTS | {"out": "*bf16"} | SLOTS | {"arrived": counters}
+    for name, ratio, decay, gate, rate in LAYERS:
+        arguments = ROWS | STATES | WEIGHTS | SLOTS | {"a_log": f"*{rate}", "dt_bias": f"*{rate}"}
+        arguments["arrived"] = "*i32" if ratio > 1 else "*i64"
         aligned = frozenset(arguments)
         arguments |= dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32", "bound": "fp32"}
         for tokens in TOKENS:

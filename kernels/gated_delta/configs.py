@@ -7,6 +7,8 @@ import torch
 from kernels import backend
 
 WARPS = 4
+# Of the preparation with decays of channels, whose tiles [64, 128] fill the registers of four.
+CHANNEL_WARPS = 8
 # A warp of the pass keeps 16 rows of the transposed state: 64 values for four warps.
 BLOCK_VALUES = 64
 # Stages of the pass by target: a second chunk in flight takes more memory than sm86 and sm89 have.

@@ -144,7 +144,8 @@ def run_pass(
     delta_pass[(sequences * slices,)](
         keys, queries, updates, v_THV, tiles.solved, tiles.weights, tiles.factors, states.read,
         out_THV, states.written, starts_B1, write_token_W, slots.read_B, slots.write_W, tokens,
-        sequences, writes, states.read.shape[0], states.written.shape[0], H=heads, GROUP=heads // key_heads, Q_ROW=q_TGK.stride(0), K_ROW=k_TGK.stride(0),
+        sequences, writes, states.read.shape[0], states.written.shape[0], H=heads,
+        GROUP=heads // key_heads, Q_ROW=q_TGK.stride(0), K_ROW=k_TGK.stride(0),
         V_ROW=v_THV.stride(0), **constants, num_warps=configs.WARPS,
         num_stages=configs.stages(v_THV.device),
     )  # fmt: skip

@@ -8,13 +8,14 @@ import torch
 
 from kernels.mhc.triton import collapse as collapse_kernel
 from kernels.mhc.triton import expand as expand_kernel
-from kernels.mhc.triton import finish, project
+from kernels.mhc.triton import finish, project, weigh
 
 # Legend: T tokens, n streams, D hidden, M mixing values, S splits of D.
 
 COLUMNS, POINTWISE_WARPS = 1024, 4
-PROJECT_WARPS = 4
 FEW_TOKENS = 64
+# Tokens of a program of `weigh`: eight of a warp.
+WEIGHED, WEIGH_WARPS = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def pre(
     given_Tn: torch.Tensor | None = None,
     expanded: tuple[torch.Tensor, Weights] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Weights]:
-    """The streams, the block input [T, D] of their type, and the weights: two launches.
+    """The streams, the block input [T, D] of their type, and the weights: two launches, or
+    three of many tokens.
 
     `expanded` (y, weights) first adds a block's output y [T, D] to the streams as `expand` does;
     then the streams are new. Without `norm_D` the input is the collapse as it is; `given_Tn`
@@ -98,7 +100,6 @@ def project_constants(
 ) -> dict[str, int | bool]:
     """Few tokens: as many splits as the card has multiprocessors; many: less partial sums."""
     few = tokens <= FEW_TOKENS
-    # Where streams are made, a larger tile does not fit in registers.
     columns = 32 if few or expands else 64
     blocks = -(-width // columns)
     return {
@@ -106,7 +107,8 @@ def project_constants(
         "NS": count,
         "M": values,
         "BM": max(16, _power_of_two(values + 1)),
-        "BT": 16 if few or expands else 32,
+        # Where streams are made, a larger tile does not fit in registers.
+        "BT": 16 if few else 32 if expands else 64,
         "BD": columns,
         "STEPS": 1 if few else min(512 // columns, blocks),
         "EXPAND": expands,
@@ -119,13 +121,24 @@ def project_stages(constants: dict[str, int | bool]) -> int:
     return 1 if constants["EXPAND"] else 2
 
 
+def project_warps(constants: dict[str, int | bool]) -> int:
+    """Eight or fewer tokens of a warp."""
+    return 8 if constants["BT"] == 64 else 4
+
+
 def splits(constants: dict[str, int | bool]) -> int:
     """S of the constants of `project`."""
     return -(-constants["D"] // (constants["BD"] * constants["STEPS"]))
 
 
 def finish_constants(
-    project: dict[str, int | bool], iterations: int, *, collapses: bool, given: bool, norm: bool
+    project: dict[str, int | bool],
+    iterations: int,
+    *,
+    weighs: bool,
+    collapses: bool,
+    given: bool,
+    norm: bool,
 ) -> dict[str, int | bool]:
     """That follow from the constants of `project`."""
     count = splits(project)
@@ -135,10 +148,17 @@ def finish_constants(
         "BLOCK": _power_of_two(project["D"]),
         "ITERATIONS": iterations,
         "HEAD": project["M"] == project["NS"],
+        "WEIGH": weighs,
         "COLLAPSE": collapses,
         "GIVEN": given,
         "NORM": norm,
     }
+
+
+def weigh_constants(finish: dict[str, int | bool]) -> dict[str, int | bool]:
+    """That follow from the constants of `finish`."""
+    names = ("D", "NS", "M", "BM", "S", "BS", "ITERATIONS", "HEAD")
+    return {name: finish[name] for name in names} | {"BT": WEIGHED}
 
 
 def finish_warps(constants: dict[str, int | bool]) -> int:
@@ -180,7 +200,7 @@ def _project(
     if tokens:
         project[(-(-tokens // constants["BT"]), splits(constants))](
             x_TnD, y, post, comb, out, mixer.fn_MX, sums, tokens, **constants,
-            num_warps=PROJECT_WARPS, num_stages=project_stages(constants),
+            num_warps=project_warps(constants), num_stages=project_stages(constants),
         )  # fmt: skip
     return out, _Partial(sums, constants)
 
@@ -203,16 +223,23 @@ def _finish(
     comb_Tnn = fp32.new_empty(tokens, count, count)
     assert mixer.base_M.is_contiguous() and mixer.scale.is_contiguous()
     assert norm_D is None or norm_D.is_contiguous()
+    few = tokens <= FEW_TOKENS
+    shared = pre_Tn if given_Tn is None else given_Tn.contiguous()
     constants = finish_constants(
-        partial.constants, mixer.iterations, collapses=y_TD is not None,
-        given=given_Tn is not None, norm=norm_D is not None,
+        partial.constants, mixer.iterations, weighs=few, collapses=y_TD is not None,
+        given=not few or given_Tn is not None, norm=norm_D is not None,
     )  # fmt: skip
-    if tokens:
-        finish[(tokens,)](
-            x_TnD, partial.sums, mixer.base_M, mixer.scale,
-            pre_Tn if given_Tn is None else given_Tn.contiguous(),
-            x_TnD if norm_D is None else norm_D, pre_Tn, post_Tn, comb_Tnn,
-            x_TnD if y_TD is None else y_TD, tokens, mixer.norm_eps, mixer.hc_eps,
-            mixer.post_scale, **constants, num_warps=finish_warps(constants),
+    weights = (pre_Tn, post_Tn, comb_Tnn)
+    numbers = (tokens, mixer.norm_eps, mixer.hc_eps, mixer.post_scale)
+    if not few:
+        weigh[(-(-tokens // WEIGHED),)](
+            partial.sums, mixer.base_M, mixer.scale, *weights, *numbers,
+            **weigh_constants(constants), num_warps=WEIGH_WARPS,
         )  # fmt: skip
-    return pre_Tn, post_Tn, comb_Tnn
+    if tokens and (few or y_TD is not None):
+        finish[(tokens,)](
+            x_TnD, partial.sums, mixer.base_M, mixer.scale, shared,
+            x_TnD if norm_D is None else norm_D, *weights, x_TnD if y_TD is None else y_TD,
+            *numbers, **constants, num_warps=finish_warps(constants),
+        )  # fmt: skip
+    return weights

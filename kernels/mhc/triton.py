@@ -15,15 +15,12 @@ from kernels.activation.triton import sigmoid_of
 
 @triton.jit
 def _times_fn(x, fn, acc, EXACT: tl.constexpr):
-    """acc + x [BT, BD] fn [BM, BD]^T. Where x is EXACT in bf16, fn fp32 is split into three."""
+    """acc + x [BT, BD] fn [BM, BD]^T. Where x is EXACT in bf16, fn is a sum of two bf16 values."""
     if EXACT:
         x = x.to(tl.bfloat16)
         high = fn.to(tl.bfloat16)
-        rest = fn - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        low = (fn - high.to(tl.float32)).to(tl.bfloat16)
         acc = tl.dot(x, tl.trans(low), acc)
-        acc = tl.dot(x, tl.trans(middle), acc)
         return tl.dot(x, tl.trans(high), acc)
     else:
         return tl.dot(x, tl.trans(fn), acc, input_precision="ieee")
@@ -40,22 +37,27 @@ def project(
     split = tl.program_id(1)
     inside = token < T
     m = tl.arange(0, BM)
+    n = tl.arange(0, NS)
     acc = tl.zeros([BT, BM], tl.float32)
     squares = tl.zeros([BT], tl.float32)
     for step in range(STEPS):
         d = (split * STEPS + step) * BD + tl.arange(0, BD)
         mask = inside[:, None] & (d < D)[None, :]
         fn_mask = (m < M)[:, None] & (d < D)[None, :]
+        if EXPAND:
+            # Streams first: a thread has its columns of all of them, and reads each once.
+            stream = (token[None, :] * NS + n[:, None])[:, :, None] * D + d[None, None, :]
+            streams = tl.load(x + stream, mask=mask[None, :, :], other=0.0)
+            at = token[:, None] * D + d[None, :]
+            added = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
         for j in tl.static_range(NS):
             place = token[:, None] * (NS * D) + j * D + d[None, :]
             if EXPAND:
+                at = (token[None, :] * NS + n[:, None]) * NS + j
+                c = tl.load(comb + at, mask=inside[None, :], other=0.0)
                 weight = tl.load(post + token * NS + j, mask=inside, other=0.0)
-                at = token[:, None] * D + d[None, :]
-                value = tl.load(y + at, mask=mask, other=0.0).to(tl.float32) * weight[:, None]
-                for i in tl.static_range(NS):
-                    c = tl.load(comb + (token * NS + i) * NS + j, mask=inside, other=0.0)
-                    at = token[:, None] * (NS * D) + i * D + d[None, :]
-                    value += tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * c[:, None]
+                value = added * weight[:, None]
+                value += tl.sum(streams.to(tl.float32) * c[:, :, None], axis=0)
                 rounded = value.to(out.dtype.element_ty)
                 tl.store(out + place, rounded, mask=mask)
                 value = rounded.to(tl.float32)
@@ -71,14 +73,73 @@ def project(
 
 @triton.jit
 def _sinkhorn(c, eps, ITERATIONS: tl.constexpr):
-    """Softmax of rows of [n, n], then columns and rows divided by their sums in turn."""
-    c = tl.exp(c - tl.max(c, axis=1)[:, None])
-    c = c / tl.sum(c, axis=1)[:, None] + eps
-    c = c / (tl.sum(c, axis=0) + eps)[None, :]
+    """Softmax of rows of [BT, n, n], then columns and rows divided by their sums in turn."""
+    c = tl.exp(c - tl.max(c, axis=2)[:, :, None])
+    c = c * (1.0 / tl.sum(c, axis=2))[:, :, None] + eps
+    c = c * (1.0 / (tl.sum(c, axis=1) + eps))[:, None, :]
     for _ in range(ITERATIONS - 1):
-        c = c / (tl.sum(c, axis=1) + eps)[:, None]
-        c = c / (tl.sum(c, axis=0) + eps)[None, :]
+        c = c * (1.0 / (tl.sum(c, axis=2) + eps))[:, :, None]
+        c = c * (1.0 / (tl.sum(c, axis=1) + eps))[:, None, :]
     return c
+
+
+@triton.jit
+def _weights(
+    partial, base, scale, pre, post, comb, token, T, norm_eps, hc_eps, post_scale,
+    D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, S: tl.constexpr,
+    BS: tl.constexpr, ITERATIONS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    """Store the weights of the tokens [BT] from their partial sums. Returns `pre` [BT, n]."""
+    inside = token < T
+    n = tl.arange(0, NS)
+    s = tl.arange(0, BS)
+    row = (s.to(tl.int64)[:, None] * T + token[None, :]) * BM
+    known = (s < S)[:, None] & inside[None, :]
+    square = tl.sum(tl.load(partial + row + M, mask=known, other=0.0), axis=0)
+    inverse = tl.rsqrt(square * (1.0 / (NS * D)) + norm_eps)[:, None]
+    at = row[:, :, None] + n[None, None, :]
+    place = token[:, None] * NS + n[None, :]
+    first = tl.sum(tl.load(partial + at, mask=known[:, :, None], other=0.0), axis=0) * inverse
+    share = sigmoid_of(first * tl.load(scale) + tl.load(base + n)[None, :]) + hc_eps
+    tl.store(pre + place, share, mask=inside[:, None])
+    if not HEAD:
+        second = tl.load(partial + at + NS, mask=known[:, :, None], other=0.0)
+        second = tl.sum(second, axis=0) * inverse
+        value = second * tl.load(scale + 1) + tl.load(base + NS + n)[None, :]
+        tl.store(post + place, sigmoid_of(value) * post_scale, mask=inside[:, None])
+        square_at = n[:, None] * NS + n[None, :]
+        at = row[:, :, None, None] + 2 * NS + square_at[None, None, :, :]
+        c = tl.sum(tl.load(partial + at, mask=known[:, :, None, None], other=0.0), axis=0)
+        c = c * inverse[:, :, None]
+        c = c * tl.load(scale + 2) + tl.load(base + 2 * NS + square_at)[None, :, :]
+        at = token[:, None, None] * (NS * NS) + square_at[None, :, :]
+        tl.store(comb + at, _sinkhorn(c, hc_eps, ITERATIONS), mask=inside[:, None, None])
+    return share
+
+
+@triton.jit(do_not_specialize=["T"])
+def weigh(
+    partial, base, scale, pre, post, comb, T, norm_eps, hc_eps, post_scale, D: tl.constexpr,
+    NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, S: tl.constexpr, BS: tl.constexpr,
+    BT: tl.constexpr, ITERATIONS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    """Weights of BT tokens from their partial sums: a thread has rows of a token's matrix."""
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    _weights(
+        partial, base, scale, pre, post, comb, token, T, norm_eps, hc_eps, post_scale, D, NS, M,
+        BM, S, BS, ITERATIONS, HEAD,
+    )  # fmt: skip
+
+
+@triton.jit
+def _collapsed(streams, share, weight, d, norm_eps, D: tl.constexpr, NORM: tl.constexpr, kind):
+    """The streams [n, BLOCK] of a token with weights [n], rounded to `kind`, and normalised."""
+    z = tl.sum(streams * share[:, None], axis=0).to(kind)
+    if NORM:
+        z = z.to(tl.float32)
+        w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
+        z = z * tl.rsqrt(tl.sum(z * z, axis=0) * (1.0 / D) + norm_eps) * w
+    return z.to(kind)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -86,11 +147,12 @@ def finish(
     x, partial, base, scale, given, weight, pre, post, comb, y, T, norm_eps, hc_eps, post_scale,
     D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, S: tl.constexpr,
     BS: tl.constexpr, BLOCK: tl.constexpr, ITERATIONS: tl.constexpr, HEAD: tl.constexpr,
-    COLLAPSE: tl.constexpr, GIVEN: tl.constexpr, NORM: tl.constexpr,
+    WEIGH: tl.constexpr, COLLAPSE: tl.constexpr, GIVEN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Weights of one token from its partial sums, and its streams collapsed and normalised.
 
-    HEAD: `pre` alone. GIVEN: collapsed with `given` instead of `pre`.
+    HEAD: `pre` alone. GIVEN: collapsed with `given` instead of the `pre` made here, which is
+    made where WEIGH.
     """
     token = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NS)
@@ -98,35 +160,17 @@ def finish(
     if COLLAPSE:
         at = token * (NS * D) + n[:, None] * D + d[None, :]
         streams = tl.load(x + at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
-    s = tl.arange(0, BS)
-    row = (s.to(tl.int64) * T + token) * BM
-    square = tl.sum(tl.load(partial + row + M, mask=s < S, other=0.0), axis=0)
-    inverse = tl.rsqrt(square * (1.0 / (NS * D)) + norm_eps)
-    at = row[:, None] + n[None, :]
-    within = (s < S)[:, None]
-    first = tl.sum(tl.load(partial + at, mask=within, other=0.0), axis=0) * inverse
-    share = sigmoid_of(first * tl.load(scale) + tl.load(base + n)) + hc_eps
-    tl.store(pre + token * NS + n, share)
+    if WEIGH:
+        share = _weights(
+            partial, base, scale, pre, post, comb, token + tl.zeros((1,), tl.int64), T, norm_eps,
+            hc_eps, post_scale, D, NS, M, BM, S, BS, ITERATIONS, HEAD,
+        )  # fmt: skip
+        share = tl.sum(share, axis=0)
     if COLLAPSE:
         if GIVEN:
             share = tl.load(given + token * NS + n)
-        z = tl.sum(streams * share[:, None], axis=0).to(y.dtype.element_ty)
-        if NORM:
-            z = z.to(tl.float32)
-            w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-            z = z * tl.rsqrt(tl.sum(z * z, axis=0) * (1.0 / D) + norm_eps) * w
-        tl.store(y + token * D + d, z.to(y.dtype.element_ty), mask=d < D)
-    if not HEAD:
-        second = tl.sum(tl.load(partial + at + NS, mask=within, other=0.0), axis=0) * inverse
-        place = token * NS + n
-        value = second * tl.load(scale + 1) + tl.load(base + NS + n)
-        tl.store(post + place, sigmoid_of(value) * post_scale)
-        square_at = n[:, None] * NS + n[None, :]
-        at = row[:, None, None] + 2 * NS + square_at[None, :, :]
-        within = (s < S)[:, None, None]
-        c = tl.sum(tl.load(partial + at, mask=within, other=0.0), axis=0) * inverse
-        c = c * tl.load(scale + 2) + tl.load(base + 2 * NS + square_at)
-        tl.store(comb + token * (NS * NS) + square_at, _sinkhorn(c, hc_eps, ITERATIONS))
+        z = _collapsed(streams, share, weight, d, norm_eps, D, NORM, y.dtype.element_ty)
+        tl.store(y + token * D + d, z, mask=d < D)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
 from kernels.mhc import launch
-from kernels.mhc.triton import collapse, expand, finish, project
+from kernels.mhc.triton import collapse, expand, finish, project, weigh
 
 WIDTH, STREAMS, ITERATIONS = 4096, 4, 20  # of DeepSeek-V4, V4.1 and GLM-5.3
 MIXES, HEAD = 24, 4
@@ -28,12 +28,16 @@ NUMBERS = {"T", "norm_eps", "hc_eps", "post_scale"}
 
 def variants(target: int) -> Iterator[Variant]:
     """The same for every target."""
-    for tokens in (1, 2 * launch.FEW_TOKENS):
+    many = 2 * launch.FEW_TOKENS
+    for tokens in (1, many):
         for values, expands in ((MIXES, False), (MIXES, True), (HEAD, False)):
             yield _project(tokens, values, expands)
-        yield _finish(tokens, MIXES, given=False, norm=True)
-        yield _finish(tokens, MIXES, given=True, norm=True)
-        yield _finish(tokens, HEAD, given=False, norm=False)
+    yield _finish(1, MIXES, given=False, norm=True)
+    yield _finish(1, MIXES, given=True, norm=True)
+    yield _finish(1, HEAD, given=False, norm=False)
+    for values, norm in ((MIXES, True), (HEAD, False)):
+        yield _weigh(many, values)
+        yield _finish(many, values, given=True, norm=norm)
     constants: dict[str, int | bool] = {"NS": STREAMS, "BLOCK": launch.COLUMNS}
     for kernel, arguments in ((collapse, COLLAPSE), (expand, EXPAND)):
         yield Variant(
@@ -50,13 +54,29 @@ def _project(tokens: int, values: int, expands: bool) -> Variant:
     unread = {} if expands else {"post": "*bf16", "comb": "*bf16"}
     return Variant(
         label, project, PROJECT | unread, constants, frozenset(PROJECT) - NUMBERS,
-        launch.PROJECT_WARPS, launch.project_stages(constants),
+        launch.project_warps(constants), launch.project_stages(constants),
     )  # fmt: skip
 
 
 def _finish(tokens: int, values: int, *, given: bool, norm: bool) -> Variant:
-    sums = launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=False)
-    constants = launch.finish_constants(sums, ITERATIONS, collapses=True, given=given, norm=norm)
+    constants = _constants(tokens, values, given=given, norm=norm)
     label = f"mhc finish {values} values, {constants['S']} splits{', given pre' * given}"
     aligned = frozenset(FINISH) - NUMBERS
     return Variant(label, finish, FINISH, constants, aligned, launch.finish_warps(constants), 3)
+
+
+def _weigh(tokens: int, values: int) -> Variant:
+    constants = launch.weigh_constants(_constants(tokens, values, given=True, norm=True))
+    arguments = {name: kind for name, kind in FINISH.items() if name in weigh.arg_names}
+    aligned = frozenset(arguments) - NUMBERS
+    return Variant(
+        f"mhc weigh {values} values", weigh, arguments, constants, aligned, launch.WEIGH_WARPS, 3
+    )
+
+
+def _constants(tokens: int, values: int, *, given: bool, norm: bool) -> dict[str, int | bool]:
+    sums = launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=False)
+    few = tokens <= launch.FEW_TOKENS
+    return launch.finish_constants(
+        sums, ITERATIONS, weighs=few, collapses=True, given=given, norm=norm
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -13,7 +13,14 @@ from kernels.bench.case import Call, Case, Work
 from kernels.moe import ExpertWeights
 from kernels.moe import routed_experts as chosen_experts
 from kernels.moe.launch import Scratch, routed_experts
-from kernels.quant_linear import Fp8BlockMatrix, Int4Matrix, Matrix, Mxfp4Matrix, dequantize
+from kernels.quant_linear import (
+    Fp8BlockMatrix,
+    Int4Matrix,
+    Matrix,
+    Mxfp4Matrix,
+    dequantize,
+    prepare,
+)
 from kernels.quant_linear.launch import QuantMatrix
 
 MAX_ERROR = 6e-3
@@ -38,7 +45,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("DeepSeek-V4 mxfp4", "mxfp4", 256, 6, 4096, 2048, 10.0, (1, 6, 64, 512, 2048)),
+    Layer("DeepSeek-V4 mxfp4", "mxfp4", 256, 6, 4096, 2048, 10.0, (1, 6, 64, 512, 2048, 8192)),
     Layer("DeepSeek-V4 1/8 mxfp4", "mxfp4", 256, 6, 4096, 256, 10.0, (1, 6)),
     Layer("Qwen3.8-Next int4", "int4", 512, 10, 2560, 640, None, (1, 4, 64, 2048)),
     Layer("GLM-5.3 fp8", "fp8", 288, 8, 4096, 2048, 10.0, (4,)),
@@ -52,16 +59,17 @@ class Setting:
         self.layer, self.device = layer, device
 
     @cached_property
-    def experts(self) -> ExpertWeights:
+    def stored(self) -> ExpertWeights:
+        """In checkpoint order."""
         layer, make = self.layer, MAKERS[self.layer.weights]
         gate_up = make(layer.experts, 2 * layer.inner, layer.hidden, self.device)
         down = make(layer.experts, layer.hidden, layer.inner, self.device)
         return ExpertWeights(gate_up, down, layer.experts)
 
     @cached_property
-    def stored(self) -> ExpertWeights:
-        """The same bytes taken as in checkpoint order: other weights, as random."""
-        gate_up, down = (_as_stored(m) for m in (self.experts.gate_up, self.experts.down))
+    def experts(self) -> ExpertWeights:
+        """In the order of our kernels."""
+        gate_up, down = (prepare(m, "triton") for m in (self.stored.gate_up, self.stored.down))
         return ExpertWeights(gate_up, down, self.layer.experts)
 
     @cached_property
@@ -69,12 +77,6 @@ class Setting:
         """`stored` in humming's order."""
         found = humming_peer.matrices((self.stored.gate_up, self.stored.down))  # type: ignore[arg-type]
         return None if found is None else ExpertWeights(found[0], found[1], self.layer.experts)
-
-
-def _as_stored(matrix: Matrix) -> Matrix:
-    if isinstance(matrix, Int4Matrix | Mxfp4Matrix):
-        return replace(matrix, order="pairs")
-    return matrix
 
 
 def cases(device: str = "cuda") -> Iterator[Case]:
@@ -201,15 +203,14 @@ def _fp8(e: int, n: int, k: int, device: str) -> QuantMatrix:
 def _int4(e: int, n: int, k: int, device: str) -> QuantMatrix:
     codes = _bytes(e, n, k // 2, device=device)
     scale = torch.rand(e, n, k // 128, device=device) * 0.004 + 0.001
-    return Int4Matrix(codes, scale.bfloat16(), order="halves")
+    return Int4Matrix(codes, scale.bfloat16())
 
 
 def _mxfp4(e: int, n: int, k: int, device: str) -> QuantMatrix:
     scale = _bytes(e, n, k // 32, low=117, high=123, device=device)
-    return Mxfp4Matrix(_bytes(e, n, k // 2, device=device), scale, order="halves")
+    return Mxfp4Matrix(_bytes(e, n, k // 2, device=device), scale)
 
 
-# In the order that kernels read: random codes are as random in any.
 MAKERS: dict[str, Callable[[int, int, int, str], Matrix]] = {
     "fp8": _fp8,
     "int4": _int4,

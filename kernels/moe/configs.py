@@ -1,8 +1,7 @@
 """Tile sizes of the experts' kernels.
 
-The matrix tiles are those that quant_linear's measurements found on one H200 with Ampere's
-instructions for as many rows (kernels/quant_linear/tuned.json), without a split of K: many experts
-fill a card. They fit 99 KB of shared memory, so one table serves all cards.
+As in kernels/quant_linear/tuned.json for as many rows, without a split of K: many experts fill a
+card. They fit 99 KB of shared memory, so one table serves all cards.
 """
 
 from __future__ import annotations
@@ -20,29 +19,25 @@ VECTOR_BLOCKS = {
 VECTOR_LOADS = 8  # of 16 bytes, by a thread at a time
 # Programs of the second vector kernel that fill a card.
 ENOUGH_PROGRAMS = 2048
-# Mean rows of an expert up to which the first and the second tile of a format are taken.
-FEW_ROWS, SOME_ROWS = 12, 24
+# Mean rows of an expert up to which the first, second and third tile of a format are taken.
+FEW_ROWS, SOME_ROWS, MANY_ROWS = 12, 24, 128
+FEW = 16  # rows of the first tile
 
 
-def _tile(
-    rows: int, outputs: int, block_bytes: int, stages: int = 3, *, scale_weight: bool = False
-) -> Config:
-    return Config("matrix", outputs, block_bytes, 4, rows, stages=stages, scale_weight=scale_weight)
+def _tile(rows: int, outputs: int, block_bytes: int, stages: int = 3, warps: int = 4) -> Config:
+    # Few rows cost little to scale in fp32, which is exact.
+    return Config(
+        "matrix", outputs, block_bytes, warps, rows, stages=stages, scale_weight=rows > FEW
+    )
 
 
+# Wider than high: each warp then decodes weights of its own.
+LARGE = _tile(128, 256, 32, 3, 8)
 MATRIX_TILES = {
-    "mxfp4": (_tile(16, 128, 64), _tile(32, 128, 64), _tile(64, 128, 32)),
-    "int4": (
-        _tile(16, 128, 64),
-        _tile(32, 128, 32, 4, scale_weight=True),
-        _tile(64, 128, 32, scale_weight=True),
-    ),
-    "fp8": (
-        _tile(16, 64, 128),
-        _tile(32, 128, 64, scale_weight=True),
-        _tile(64, 128, 64, scale_weight=True),
-    ),
-    "plain": (_tile(16, 64, 64), _tile(32, 64, 64), _tile(64, 128, 32)),
+    "mxfp4": (_tile(16, 128, 64), _tile(32, 128, 64), _tile(64, 128, 32, 4), LARGE),
+    "int4": (_tile(16, 128, 64), _tile(32, 128, 32, 4), _tile(64, 128, 32, 4), LARGE),
+    "fp8": (_tile(16, 64, 128), _tile(32, 128, 64), _tile(64, 128, 64), LARGE),
+    "plain": (_tile(16, 64, 64), _tile(32, 64, 64), _tile(64, 128, 32), _tile(64, 128, 32)),
 }
 
 
@@ -65,7 +60,5 @@ def expert_splits(tokens: int, tiles: int, top_k: int) -> int:
 
 def matrix_tile(weights: str, pairs: int, experts: int) -> Config:
     """For `pairs` rows over `experts` experts, about as many to each."""
-    few, some, many = MATRIX_TILES[weights]
-    if pairs <= FEW_ROWS * experts:
-        return few
-    return some if pairs <= SOME_ROWS * experts else many
+    limits = (FEW_ROWS, SOME_ROWS, MANY_ROWS)
+    return MATRIX_TILES[weights][sum(pairs > limit * experts for limit in limits)]

@@ -53,7 +53,7 @@ class Plan:
     def of(cls, experts: ExpertWeights, tokens: int, top_k: int) -> Plan:
         first, second = layout(experts.gate_up), layout(experts.down)
         plain = first.format == PLAIN or second.format == PLAIN
-        if tokens <= configs.VECTOR_TOKENS and not plain and _suits_vector(first, second):
+        if tokens <= configs.VECTOR_TOKENS and not plain:
             one, two = (configs.vector_tile(m.name, m.row_bytes) for m in (first, second))
             programs = -(-experts.down.out_features // two.block_n)
             return cls(True, one, two, configs.expert_splits(tokens, programs, top_k), 0)
@@ -61,10 +61,6 @@ class Plan:
         one, two = (configs.matrix_tile(m.name, pairs, spread) for m in (first, second))
         assert one.block_m == two.block_m, "both matrices have one layout of pairs"
         return cls(False, one, two, 1, pairs // one.block_m + experts.count)
-
-
-def _suits_vector(*layouts: Layout) -> bool:
-    return all(matrix.suits_vector for matrix in layouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +136,16 @@ class Call:
     out_TH: torch.Tensor
 
 
-def _tensors(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points; others stand for those that a format has not."""
+def _tensors(weight: Matrix, *, vector: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Words of codes, scales and zero points; others stand for those that a format has not."""
     if isinstance(weight, PlainMatrix):
         assert weight.data.is_contiguous()
         return weight.data, weight.data, weight.data
     assert not isinstance(weight, HummingMatrix)
     form = layout_of(weight)
-    zero = form.scale if form.zero is None else form.zero
-    assert weight.codes.is_contiguous() and form.scale.is_contiguous() and zero.is_contiguous()
-    return weight.codes, form.scale, zero
-
-
-def _words(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    codes, scale, zero = _tensors(weight)
-    return codes.view(torch.int32), scale, zero
+    scale, zero = form.vector_tensors if vector else form.matrix_tensors
+    assert weight.codes.is_contiguous() and scale.is_contiguous() and zero.is_contiguous()
+    return weight.codes.view(torch.int32), scale, zero
 
 
 def vector_values(form: Layout, config: Config) -> dict[str, int | bool]:
@@ -184,14 +175,16 @@ def _by_vector(call: Call, plan: Plan, scratch: Scratch) -> None:
     programs = -(-inner // (plan.gate_up.block_n // 2)), tokens * top_k
     assert 32 * programs[0] * programs[1] >= counters
     gate_up_vector[programs](
-        call.x_TH, *_words(e.gate_up), scratch.hidden, call.ids_Tk, scratch.integers,
+        call.x_TH, *_tensors(e.gate_up, vector=True), scratch.hidden, call.ids_Tk,
+        scratch.integers,
         e.first_expert, e.count, top_k, counters, call.limit or 0.0, inner, width,
         LIMIT=call.limit is not None, **vector_values(layout(e.gate_up), plan.gate_up),
         **_options(plan.gate_up),
     )  # fmt: skip
     down_vector[(tiles, tokens, plan.splits)](
-        scratch.hidden, *_words(e.down), call.out_TH, scratch.products, scratch.integers,
-        call.ids_Tk, call.weights_Tk, e.first_expert, e.count, top_k, width, inner,
+        scratch.hidden, *_tensors(e.down, vector=True), call.out_TH, scratch.products,
+        scratch.integers, call.ids_Tk, call.weights_Tk, e.first_expert, e.count, top_k, width,
+        inner,
         SPLIT=plan.splits, **vector_values(layout(e.down), plan.down), **_options(plan.down),
     )  # fmt: skip
 
@@ -210,12 +203,14 @@ def _grouped(call: Call, plan: Plan, scratch: Scratch) -> None:
         BM=plan.gate_up.block_m, BP=block, num_warps=warps,
     )  # fmt: skip
     gate_up[(slots * -(-inner // (plan.gate_up.block_n // 2)),)](
-        call.x_TH, *_tensors(e.gate_up), scratch.hidden, order, tiles, slots, top_k,
+        call.x_TH, *_tensors(e.gate_up, vector=False), scratch.hidden, order, tiles, slots,
+        top_k,
         call.limit or 0.0, inner, width, LIMIT=call.limit is not None,
         **matrix_values(layout(e.gate_up), plan.gate_up), **_options(plan.gate_up),
     )  # fmt: skip
     down[(slots * -(-width // plan.down.block_n),)](
-        scratch.hidden, *_tensors(e.down), scratch.products, order, tiles, slots, width, inner,
+        scratch.hidden, *_tensors(e.down, vector=False), scratch.products, order, tiles, slots,
+        width, inner,
         **matrix_values(layout(e.down), plan.down), **_options(plan.down),
     )  # fmt: skip
     weighted_sum[(tokens, -(-width // SUM_COLUMNS))](

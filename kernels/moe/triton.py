@@ -10,7 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.quant_linear.triton import FP8_, finish, matrix_product, vector_product
+from kernels.quant_linear.triton import (
+    finish,
+    matrix_product,
+    row_scales,
+    row_words,
+    scale_words,
+    vector_product,
+    vector_scales,
+)
 
 PLAIN = 3  # FORMAT of bf16, fp16 and fp32 weights
 PLAIN_: tl.constexpr = tl.constexpr(PLAIN)
@@ -102,39 +110,33 @@ def _plain_product(
 
 
 @triton.jit
-def _row_bytes(K, FORMAT: tl.constexpr):
-    """Bytes of a row of codes: elements of a plain row."""
-    return K if FORMAT == FP8_ or FORMAT == PLAIN_ else K // 2  # noqa: SIM109
-
-
-@triton.jit
 def _expert_product(
-    row_x, row_mask, codes, scales, zeros, expert, columns, column_mask, N, K,
-    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
+    row_x, row_mask, words, scales, zeros, expert, columns, column_mask, N, K,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr,
     ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BKB: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BM, BN]: rows of x times `columns` of an expert's matrix in a stack [E, N, K]."""
-    KB = _row_bytes(K, FORMAT)
-    own_codes = codes + expert.to(tl.int64) * N * KB
     if FORMAT == PLAIN_:
-        return _plain_product(
-            row_x, row_mask, own_codes, columns, column_mask, K, EVEN, BM, BN, BKB
-        )
+        own = words + expert.to(tl.int64) * N * K
+        return _plain_product(row_x, row_mask, own, columns, column_mask, K, EVEN, BM, BN, BKB)
     else:
-        scale_at = expert.to(tl.int64) * tl.cdiv(N, BLOCK_N) * tl.cdiv(KB, GROUP)
+        own = words + expert.to(tl.int64) * N * row_words(K, FORMAT)
+        scale_row = expert.to(tl.int64) * tl.cdiv(N, BLOCK_N)
+        own_scales = scales + scale_row * scale_words(K, FORMAT, GROUP, SCALE)
+        own_zeros = zeros + scale_row * (row_scales(K, FORMAT, GROUP) // 4)
         return matrix_product(
-            row_x, row_mask, own_codes, scales + scale_at, zeros + scale_at, columns, column_mask,
-            K, 0, KB, FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BM, BN, BKB, SCALE_WEIGHT,
-            PTX,
+            row_x, row_mask, own, own_scales, own_zeros, columns, column_mask,
+            K, 0, 4 * row_words(K, FORMAT), FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BM, BN,
+            BKB, SCALE_WEIGHT, PTX,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slots", "top_k"])
 def gate_up(
-    x, codes, scales, zeros, hidden, order, tiles, slots, top_k, limit, N, K,
+    x, words, scales, zeros, hidden, order, tiles, slots, top_k, limit, N, K,
     LIMIT: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
-    E8M0: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
+    SCALE: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BKB: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """hidden [P, N] in the order of `order`: silu(gate x) * up x, of weights [E, 2 N, K].
@@ -152,8 +154,8 @@ def gate_up(
     c = tl.arange(0, BN)
     value = tile_n * HALF + c // 2
     acc = _expert_product(
-        x + token.to(tl.int64)[:, None] * K, place_mask[:, None], codes, scales, zeros, expert,
-        value + (c % 2) * N, value < N, 2 * N, K, FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN,
+        x + token.to(tl.int64)[:, None] * K, place_mask[:, None], words, scales, zeros, expert,
+        value + (c % 2) * N, value < N, 2 * N, K, FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN,
         BM, BN, BKB, SCALE_WEIGHT, PTX,
     )  # fmt: skip
     columns = tile_n * HALF + tl.arange(0, HALF)
@@ -164,8 +166,8 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["slots"])
 def down(
-    hidden, codes, scales, zeros, products, order, tiles, slots, N, K,
-    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr,
+    hidden, words, scales, zeros, products, order, tiles, slots, N, K,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr,
     ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BKB: tl.constexpr, SCALE_WEIGHT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -180,8 +182,8 @@ def down(
     columns = tile_n * BN + tl.arange(0, BN)
     column_mask = columns < N
     acc = _expert_product(
-        hidden + places.to(tl.int64)[:, None] * K, place_mask[:, None], codes, scales, zeros,
-        expert, columns, column_mask, N, K, FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BM,
+        hidden + places.to(tl.int64)[:, None] * K, place_mask[:, None], words, scales, zeros,
+        expert, columns, column_mask, N, K, FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BM,
         BN, BKB, SCALE_WEIGHT, PTX,
     )  # fmt: skip
     at = products + pair.to(tl.int64)[:, None] * N + columns[None, :]
@@ -210,16 +212,16 @@ def weighted_sum(
 @triton.jit
 def _expert_vector(
     x, words, scales, zeros, expert, rows, row_mask, N, K, FORMAT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, E8M0: tl.constexpr, ASYMMETRIC: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, ASYMMETRIC: tl.constexpr,
     EVEN: tl.constexpr, BN: tl.constexpr, BKB: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BN]: `rows` of an expert's matrix in a stack [E, N, K] times x [K]."""
-    KB = _row_bytes(K, FORMAT)
-    own_words = words + expert * N * (KB // 4 if FORMAT == FP8_ else tl.multiple_of(KB // 4, 4))
-    scale_at = expert * tl.cdiv(N, BLOCK_N) * tl.cdiv(KB, GROUP)
+    KW = row_words(K, FORMAT)
+    scale_at = expert * tl.cdiv(N, BLOCK_N) * vector_scales(K, FORMAT, GROUP, SCALE)
     return vector_product(
-        x, own_words, scales + scale_at, zeros + scale_at, rows, row_mask, K, 0, tl.cdiv(KB, BKB),
-        FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BN, BKB, 1,
+        x, words + expert * N * KW, scales + scale_at, zeros + scale_at, rows, row_mask, K, 0,
+        tl.cdiv(4 * KW, BKB),
+        FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BN, BKB, 1,
     )  # fmt: skip
 
 
@@ -227,7 +229,7 @@ def _expert_vector(
 def gate_up_vector(
     x, words, scales, zeros, hidden, ids, counters, first_expert, experts, top_k, counters_used,
     limit, N, K, LIMIT: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr, E8M0: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, SCALE: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr,
     BN: tl.constexpr, BKB: tl.constexpr,
 ):  # fmt: skip
     """hidden [P, N] for few tokens: a program reads BN / 2 gate and as many up rows of one pair.
@@ -246,7 +248,7 @@ def gate_up_vector(
     value = tile * HALF + c // 2
     sums = _expert_vector(
         x + pair // top_k * K, words, scales, zeros, expert, value + (c % 2) * N, value < N, 2 * N,
-        K, FORMAT, GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BN, BKB,
+        K, FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BN, BKB,
     )  # fmt: skip
     columns = tile * HALF + tl.arange(0, HALF)
     result = tl.reshape(_swiglu(sums, limit, 1, HALF, LIMIT), (HALF,))
@@ -257,7 +259,7 @@ def gate_up_vector(
 def down_vector(
     hidden, words, scales, zeros, out, partial, counters, ids, weights, first_expert, experts,
     top_k, N, K, FORMAT: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
-    E8M0: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
+    SCALE: tl.constexpr, ASYMMETRIC: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
     BKB: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """out fp32 [T, N] for few tokens: a program adds BN outputs of a token over its experts, or
@@ -276,7 +278,7 @@ def down_vector(
         if (expert >= 0) & (expert < experts):
             sums = _expert_vector(
                 hidden + pair * K, words, scales, zeros, expert, rows, row_mask, N, K, FORMAT,
-                GROUP, BLOCK_N, E8M0, ASYMMETRIC, EVEN, BN, BKB,
+                GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BN, BKB,
             )  # fmt: skip
             total += tl.load(weights + pair) * sums
     size = tl.num_programs(1).to(tl.int64) * N

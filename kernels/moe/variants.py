@@ -18,12 +18,11 @@ from kernels.moe.triton import (
     gate_up_vector,
     weighted_sum,
 )
+from kernels.quant_linear.decode import FP8, INT4, MXFP4
 from kernels.quant_linear.launch import Layout
-from kernels.quant_linear.triton import FP8, INT4, MXFP4
 from kernels.quant_linear.tuning import Config
-from kernels.quant_linear.variants import TRITON_TYPES
+from kernels.quant_linear.variants import TRITON_TYPES, stored_types
 
-STACK = ("codes", "scales", "zeros")
 KINDS = {
     "x": "*bf16", "hidden": "*bf16", "products": "*bf16", "out": "*fp32", "partial": "*fp32",
     "counters": "*i32", "order": "*i32", "tiles": "*i32", "ids": "*i64", "weights": "*fp32",
@@ -59,7 +58,7 @@ def _form(
 
 MODELS = (
     Model("DeepSeek-V4", _form(MXFP4, "mxfp4", torch.uint8, 16), 4096, 2048, 6, True),
-    Model("GLM FP8", _form(FP8, "fp8", torch.bfloat16, 128, 128), 4096, 2048, 8, True),
+    Model("GLM FP8", _form(FP8, "fp8", torch.float32, 128, 128), 4096, 2048, 8, True),
     Model("Qwen INT4", _form(INT4, "int4", torch.bfloat16, 64), 2560, 640, 10, False),
 )
 # A model's draft layer stays plain; tiles for few rows alone.
@@ -82,7 +81,8 @@ def variants(target: int) -> Iterator[Variant]:
     yield from _grouped(DRAFT, configs.MATRIX_TILES["plain"][0])
     for rows in (16, 32, 64):
         yield _variant("align", align_pairs, {"BM": rows, "BP": 1024}, 4)
-    yield _variant("align", align_pairs, {"BM": 64, "BP": 4096}, 8)
+    for rows in (16, 32, 64, 128):
+        yield _variant("align", align_pairs, {"BM": rows, "BP": 4096}, 8)
     for top_k in sorted({model.top_k for model in MODELS}):
         values = {"TOP_K": top_k, "BN": launch.SUM_COLUMNS}
         yield _variant(f"weighted sum of {top_k}", weighted_sum, values, 4)
@@ -112,14 +112,12 @@ def _grouped(model: Model, config: Config) -> Iterator[Variant]:
 def _of_stack(
     label: str, kernel: object, form: Layout, config: Config, values: dict[str, int | bool]
 ) -> Variant:
-    scale = TRITON_TYPES[form.scale.dtype]
-    codes = scale if form.format == PLAIN else "u8"
-    kinds = {
-        "codes": f"*{codes}",
-        "words": "*i32",
-        "scales": f"*{scale}",
-        "zeros": "*u8" if form.zero is not None else f"*{scale}",
-    }
+    if form.format == PLAIN:
+        words = scale = zero = TRITON_TYPES[form.scale.dtype]
+    else:
+        words = "i32"
+        scale, zero = stored_types(form, vector=config.kernel == "vector")
+    kinds = {"words": f"*{words}", "scales": f"*{scale}", "zeros": f"*{zero}"}
     tile = f"{config.kernel} {config.block_m}x{config.block_n}x{config.block_bytes}B"
     return _variant(f"{label} {tile}", kernel, values, config.warps, config.stages, kinds)
 

@@ -20,18 +20,20 @@ class Config:
     stages: int
 
 
-MIN_ROWS, MAX_ROWS = 16, 64  # of a tile: a tensor core's, and what registers hold at D = 256
+MIN_ROWS = 16  # of a tile: a tensor core's
+# What shared memory and the registers of 8 or 4 warps hold at D = 256.
+MAX_ROWS = {80: 128, 86: 64, 89: 64, 90: 128}
 FEW_TOKENS = 8  # of a sequence in a step: decode and verification
 KEYS, WARPS = 32, 4
 PROGRAMS = 512  # that splits aim at: some for each multiprocessor of any card
 MAX_SPLITS = 64
 
 
-def tile_tokens(tokens: int, sequences: int, group: int, *, selected: bool) -> int:
+def tile_tokens(target: int, tokens: int, sequences: int, group: int, *, selected: bool) -> int:
     """Tokens of a tile: one of a selection, else those of a sequence in a step, or what fits."""
     if selected:
         return 1
-    return max(1, min(-(-tokens // max(sequences, 1)), MAX_ROWS // group))
+    return max(1, min(-(-tokens // max(sequences, 1)), MAX_ROWS[target] // group))
 
 
 def dealt_runs(tokens: int, sequences: int, per_tile: int) -> int:
@@ -52,10 +54,12 @@ def splits_for(programs: int) -> int:
 
 def tile(target: int, rows: int, splits: int, *, one: bool) -> Config:
     """Two blocks of keys are on their way while a third is multiplied, as far as 99 KB of shared
-    memory (sm86 and sm89) hold them beside the queries.
+    memory (sm86 and sm89) hold them beside the queries; 128 rows take 137 KB.
     """
     rows = max(MIN_ROWS, 1 << (rows - 1).bit_length())
-    if rows < MAX_ROWS:
+    if rows < 64:
         return Config(rows, one, KEYS, splits, WARPS, stages=3)
+    if rows == 128:
+        return Config(rows, one, KEYS, splits, 2 * WARPS, stages=3)
     # Hopper's own products spill with 4 warps.
     return Config(rows, one, KEYS, splits, 2 * WARPS if target == 90 else WARPS, stages=2)

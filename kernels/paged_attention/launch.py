@@ -77,11 +77,14 @@ def configuration(
     """The configuration of the card for the shapes of a step; lengths have no say."""
     tokens, heads, _ = q_THD.shape
     group = heads // key_heads
-    per_tile = configs.tile_tokens(tokens, sequences, group, selected=selected)
+    target = _target(q_THD)
+    per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
     splits = splits or configs.splits_for(-(-tokens // per_tile) * key_heads)
-    on_card = q_THD.is_cuda
-    target = backend.target(q_THD.device.index or 0) if on_card else INTERPRETED_TARGET
     return configs.tile(target, per_tile * group, splits, one=per_tile == 1)
+
+
+def _target(x: torch.Tensor) -> int:
+    return backend.target(x.device.index or 0) if x.is_cuda else INTERPRETED_TARGET
 
 
 def attend(
@@ -140,7 +143,9 @@ def _launch(
     tokens, heads, width = q_THD.shape
     key_heads, sequences = k_pool_PNGD.shape[2], len(place.page_table_BP)
     group = heads // key_heads
-    per_tile = configs.tile_tokens(tokens, sequences, group, selected=selected_TS is not None)
+    per_tile = configs.tile_tokens(
+        _target(q_THD), tokens, sequences, group, selected=selected_TS is not None
+    )
     grid = (
         -(-tokens // per_tile),
         key_heads * config.splits,

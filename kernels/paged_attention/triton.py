@@ -13,6 +13,7 @@ import triton.language as tl
 from kernels.split_keys import NOTHING, closing_factor, find_rows, store_stats, weigh
 
 MOST: tl.constexpr = tl.constexpr(2**31 - 1)  # behind every key
+MANY_ROWS: tl.constexpr = tl.constexpr(64)
 
 
 @triton.jit
@@ -69,7 +70,14 @@ def _attend(
         v = tl.load(v_pool + at, mask=shown[:, None], other=0.0).to(tl.bfloat16)
         first = 0 if SELECTED else block * BK
         seen = shown[None, :] & ((first + n)[None, :] <= last[:, None])
-        weights, fade, top, total = weigh(tl.dot(q_tile, tl.trans(k)) * scale, seen, top, total)
+        logits = tl.dot(q_tile, tl.trans(k))
+        if q_tile.shape[0] >= MANY_ROWS:
+            # Behind a transpose the compiler does not see that the products follow each other:
+            # else each warp takes all rows in both, and reads all queries for its keys.
+            logits = tl.trans(tl.trans(logits) * scale)
+        else:
+            logits = logits * scale
+        weights, fade, top, total = weigh(logits, seen, top, total)
         acc = tl.dot(weights.to(tl.bfloat16), v, acc * fade[:, None])
         row = _rows(
             table, selected, sequence, block + SPLITS, count, sequences, width, pages, shift,

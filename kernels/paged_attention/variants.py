@@ -14,7 +14,7 @@ WIDTH = 256
 INTEGERS = ("table", "sequence_of", "position_of", "selected")
 STRIDES = ("gate_token", "gate_head")
 # Rows of a tile: 27B has 6 query heads a key head, Flash-Next 12.
-DECODE, VERIFY, PREFILL = 12, 24, 60
+DECODE, VERIFY = 12, 24
 
 
 def variants(target: int) -> Iterator[Variant]:
@@ -22,7 +22,8 @@ def variants(target: int) -> Iterator[Variant]:
     for splits in (64, 8):
         yield _variant(configs.tile(target, DECODE, splits, one=True), selected=False)
         yield _variant(configs.tile(target, VERIFY, splits, one=False), selected=False)
-    yield _variant(configs.tile(target, PREFILL, 1, one=False), selected=False)
+    for rows in {64, configs.MAX_ROWS[target]}:
+        yield _variant(configs.tile(target, rows, 1, one=False), selected=False)
     for splits in (64, 8, 1):
         yield _variant(configs.tile(target, DECODE, splits, one=True), selected=True)
     for splits in (64, 8):

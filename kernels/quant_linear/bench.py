@@ -96,9 +96,10 @@ def cases() -> Iterator[Case]:
 
 
 def products(only: str = "") -> list[Product]:
-    """What is tuned: the products whose case contains `only`."""
+    """What is tuned: products whose case contains one of the comma-separated parts of `only`."""
     found = [Product(weights, m, n, k) for weights, n, k in SHAPES for m in ROWS]
-    return [product for product in found if only in f"quant_linear {_name(product)}"]
+    parts = only.split(",")
+    return [p for p in found if any(part in f"quant_linear {_name(p)}" for part in parts)]
 
 
 def _name(product: Product) -> str:

@@ -1,15 +1,26 @@
-"""Weight codes to numbers by bit operations, for Triton kernels.
+"""Weight codes and scales to numbers by bit operations, for Triton kernels.
 
-Two kinds: to fp32 for the matrix-vector kernel, where the exponent bias stays in the value and
-the scale takes it out again, and to bf16 for tensor cores, exact. The bf16 decoders have a form
-in PTX that takes four codes in a register at once (PTX true) and one in plain operations, which
-the interpreter runs. NaN codes are refused when weights load.
+Codes go to fp32 for the matrix-vector kernel, where the exponent bias stays in the value and the
+scale takes it out again, and to bf16 for tensor cores: in pairs from words in "fragments" order
+(*_pair), or four bytes at a time in the order of k (*_to_bf16, for cached rows). The bf16 decoders
+have a form in PTX (PTX true) and one in plain operations, which the interpreter runs. NaN codes
+are refused when weights load.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# Codes of FORMAT, and of SCALE: how scales are stored.
+FP8, INT4, MXFP4 = 0, 1, 2
+FP8_: tl.constexpr = tl.constexpr(FP8)
+INT4_: tl.constexpr = tl.constexpr(INT4)
+MXFP4_: tl.constexpr = tl.constexpr(MXFP4)
+FP32, BF16, FP16, E8M0 = 0, 1, 2, 3
+FP32_: tl.constexpr = tl.constexpr(FP32)
+BF16_: tl.constexpr = tl.constexpr(BF16)
+E8M0_: tl.constexpr = tl.constexpr(E8M0)
 
 
 @triton.jit
@@ -116,42 +127,140 @@ def e2m1_to_bf16(code, scale, PTX: tl.constexpr):
 
 
 @triton.jit
-def u4_to_bf16(code, offset, PTX: tl.constexpr):
-    """Byte of two codes n (uint8) to (low, high) as 128 + n + offset in bf16, exact.
+def e4m3_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Bytes SLOT and 2 + SLOT of each word, e4m3 * 2^-120 * scale in bf16.
 
-    offset is -(128 + zero) in bf16.
+    Here and below words are int32 [N, 2 W], each twice, so that column 2 w + e takes the part of
+    word w that lies in its half e; scale, of that shape, carries the inverse of the factor.
     """
     if PTX:
+        LEFT: tl.constexpr = "8" if SLOT == 0 else "0"
         return tl.inline_asm_elementwise(
             asm="""{
-            .reg .b32 p, q, mask, base, one;
-            mov.b32 mask, 0x000F000F;
-            mov.b32 base, 0x43004300;
-            mov.b32 one, 0x3F803F80;
-            prmt.b32 p, $4, 0, 0x4140;
-            prmt.b32 q, $4, 0, 0x4342;
-            lop3.b32 $0, p, mask, base, 0xEA;
-            lop3.b32 $1, q, mask, base, 0xEA;
-            shr.u32 p, p, 4;
-            shr.u32 q, q, 4;
-            lop3.b32 $2, p, mask, base, 0xEA;
-            lop3.b32 $3, q, mask, base, 0xEA;
-            fma.rn.bf16x2 $0, $0, one, $5;
-            fma.rn.bf16x2 $1, $1, one, $6;
-            fma.rn.bf16x2 $2, $2, one, $5;
-            fma.rn.bf16x2 $3, $3, one, $6;
+            .reg .b32 p, q, zero;
+            mov.b32 zero, 0x80008000;
+            shl.b32 p, $1, """
+            + LEFT
+            + """;
+            shr.u32 q, p, 4;
+            and.b32 q, q, 0x07F007F0;
+            lop3.b32 q, q, p, zero, 0xF8;
+            fma.rn.bf16x2 $0, q, $3, zero;
             }""",
-            constraints="=&r,=&r,=&r,=&r,r,r,r",
-            args=[code, offset],
-            dtype=(tl.bfloat16, tl.bfloat16),
+            constraints="=r,r,r,r",
+            args=[words, scale],
+            dtype=tl.bfloat16,
             is_pure=True,
-            pack=4,
+            pack=2,
         )
     else:
-        wide = code.to(tl.int32)
-        zero = offset.to(tl.float32) + 128.0
-        low = ((wide & 15).to(tl.float32) + zero).to(tl.bfloat16)
-        return low, ((wide >> 4).to(tl.float32) + zero).to(tl.bfloat16)
+        return _times(e4m3_of_word(_own_half(words) >> (8 * SLOT), 0), scale)
+
+
+@triton.jit
+def e8m0_pair(words, place, PTX: tl.constexpr):
+    """Byte `place`, a code up to 128, of each word: 2^(code - 1) in bf16 twice, int32 bits."""
+    if PTX:
+        # Bytes place, 0, place, 0.
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 p;
+            prmt.b32 p, $1, 0, $2;
+            mad.lo.u32 $0, p, 0x80, 0x3F003F00;
+            }""",
+            constraints="=r,r,r",
+            args=[words, 0x4040 + place * 0x0101],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        code = (words >> (8 * place)) & 0xFF
+        return ((code + 126) << 7) * 0x00010001
+
+
+@triton.jit
+def e2m1_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Nibbles SLOT and 4 + SLOT of each word, e2m1 * 2^-126 * scale in bf16; see e4m3_pair.
+
+    scale is a pair of equal bf16 in 32 bits, as e8m0_pair gives it.
+    """
+    if PTX:
+        LEFT: tl.constexpr = "12" if SLOT == 0 else ("8" if SLOT == 1 else "4")
+        MOVE: tl.constexpr = "shl.b32 q, $1, " if SLOT < 2 else "shr.u32 q, $1, "
+        BY: tl.constexpr = "2" if SLOT == 1 or SLOT == 2 else "6"
+        SIGN: tl.constexpr = "mov.b32 p, $1" if SLOT == 3 else "shl.b32 p, $1, " + LEFT
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 p, q, zero;
+            mov.b32 zero, 0x80008000;
+            """
+            + SIGN
+            + """;
+            """
+            + MOVE
+            + BY
+            + """;
+            and.b32 q, q, 0x01C001C0;
+            lop3.b32 q, q, p, zero, 0xF8;
+            fma.rn.bf16x2 $0, q, $3, zero;
+            }""",
+            constraints="=r,r,r,r,r",
+            args=[words, scale],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        one = (scale & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return _times(e2m1_of_word(_own_half(words), SLOT), one)
+
+
+@triton.jit
+def u4_pair(words, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Nibbles SLOT and 4 + SLOT of each word, n * f * scale + offset in bf16; see e4m3_pair.
+
+    bf16 bits below 2^8 count in units of 2^-133, so f is that, and 2^-129 for odd slots, which
+    lie four bits higher.
+    """
+    if PTX:
+        MOVE: tl.constexpr = "shr.u32 q, $1, 8" if SLOT >= 2 else "mov.b32 q, $1"
+        MASK: tl.constexpr = "0x000F000F" if SLOT % 2 == 0 else "0x00F000F0"
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 q;
+            """
+            + MOVE
+            + """;
+            and.b32 q, q, """
+            + MASK
+            + """;
+            fma.rn.bf16x2 $0, q, $3, $4;
+            }""",
+            constraints="=r,r,r,r,r",
+            args=[words, scale, offset],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        code = (_own_half(words) >> (4 * SLOT)) & 15
+        # In two steps: fp32 holds 2^-133 as a subnormal.
+        value = code.to(tl.float32) * (2.0 ** (4 * (SLOT % 2) - 100))
+        value = value * (scale.to(tl.float32) * 2.0**-33)
+        return (value + offset.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _own_half(words):
+    """Each word's low half in even columns, its high half in odd ones."""
+    e = tl.arange(0, words.shape[1]) % 2
+    return (words >> (16 * e)[None, :]) & 0xFFFF
+
+
+@triton.jit
+def _times(value, scale):
+    return (value * scale.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
@@ -172,3 +281,90 @@ def times_bf16(pair, scale, PTX: tl.constexpr):
         )
     else:
         return pair * scale
+
+
+@triton.jit
+def two_scales(pointers, mask, SHIFT: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
+    """The scale at each of `pointers` and, if there are TWO, the next one; times 2^SHIFT."""
+    if SCALE == E8M0_:  # 2^(code - 127 + SHIFT), for codes up to 254 - SHIFT
+        pair = tl.load(pointers, mask=mask, other=0).to(tl.int32)
+        first = (((pair & 0xFF) + SHIFT) << 23).to(tl.float32, bitcast=True)
+        last = (((pair >> 8 & 0xFF) + SHIFT) << 23).to(tl.float32, bitcast=True)
+    else:
+        FACTOR: tl.constexpr = 2.0**SHIFT
+        first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * FACTOR
+        last = first
+        if TWO:
+            last = tl.load(pointers + 1, mask=mask, other=0.0).to(tl.float32) * FACTOR
+    return first, last
+
+
+@triton.jit
+def scale_word(scales, rows, entry, mask, SCALE: tl.constexpr):
+    """The word of each row that holds scale `entry`: words load asynchronously."""
+    if SCALE == FP32_:
+        return tl.load(scales + rows + entry, mask=mask, other=0.0)
+    else:
+        EACH: tl.constexpr = 4 if SCALE == E8M0_ else 2
+        return tl.load(scales + rows + entry // EACH, mask=mask, other=0)
+
+
+@triton.jit
+def scale_of(word, entry, SCALE: tl.constexpr, PTX: tl.constexpr):
+    """Scale `entry` of each row, fp32; of e8m0 codes 2^126 times that, as a pair of bf16."""
+    if SCALE == FP32_:
+        return word
+    elif SCALE == E8M0_:
+        return e8m0_pair(word, entry % 4, PTX)
+    else:
+        bits = word >> (entry % 2 * 16)
+        if SCALE == BF16_:
+            return (bits << 16).to(tl.float32, bitcast=True)
+        else:
+            return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def zero_of(zeros, rows, entry, mask):
+    """Zero point `entry` of each row, fp32."""
+    word = tl.load(zeros + rows + entry // 4, mask=mask, other=0)
+    return ((word >> (entry % 4 * 8)) & 0xFF).to(tl.float32)
+
+
+@triton.jit
+def _wide(column, BN: tl.constexpr, WIDTH: tl.constexpr):
+    """bf16 [BN, WIDTH] of a value for each row."""
+    return tl.broadcast_to(column.to(tl.bfloat16)[:, None], (BN, WIDTH))
+
+
+@triton.jit
+def decoded(
+    twice, scale, zero, FORMAT: tl.constexpr, ASYMMETRIC: tl.constexpr, SLOT: tl.constexpr,
+    SCALED: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """bf16 [BN, WIDTH]: the weights of one slot, times 2^-8 where they are INT4.
+
+    scale fp32 [BN] (of e8m0 as _scale_of gives it) counts where SCALED, zero fp32 [BN] where
+    ASYMMETRIC. The symmetric zero point 8 is a power of two, so that its product with a scale is
+    exact and one multiply-add applies both.
+    """
+    BN: tl.constexpr = twice.shape[0]
+    WIDTH: tl.constexpr = twice.shape[1]
+    if FORMAT == FP8_:
+        factor = scale * 2.0**120 if SCALED else tl.full((BN,), 2.0**120, tl.float32)
+        return e4m3_pair(twice, _wide(factor, BN, WIDTH), SLOT, PTX)
+    elif FORMAT == MXFP4_:
+        return e2m1_pair(twice, tl.broadcast_to(scale[:, None], (BN, WIDTH)), SLOT, PTX)
+    else:
+        FACTOR: tl.constexpr = 2.0 ** (125 - 4 * (SLOT % 2))
+        one = tl.full((BN,), 1.0, tl.float32)
+        if SCALED and not ASYMMETRIC:
+            one = scale.to(tl.bfloat16).to(tl.float32)
+            zero = one * 8.0
+        elif not ASYMMETRIC:
+            zero = one * 8.0
+        factor = _wide(one * FACTOR, BN, WIDTH)
+        w = u4_pair(twice, factor, _wide(zero * -(2.0**-8), BN, WIDTH), SLOT, PTX)
+        if SCALED and ASYMMETRIC:
+            w = times_bf16(w, _wide(scale, BN, WIDTH), PTX)
+        return w

@@ -9,18 +9,20 @@ import torch
 
 from kernels import backend
 from kernels.quant_linear import tuning
+from kernels.quant_linear.decode import BF16, E8M0, FP8, FP16, FP32, INT4, MXFP4
 from kernels.quant_linear.matrix import Fp8BlockMatrix, Int4Matrix, Mxfp4Matrix
-from kernels.quant_linear.triton import FP8, INT4, MXFP4, matrix_matrix, matrix_vector
+from kernels.quant_linear.triton import matrix_matrix, matrix_vector
 from kernels.quant_linear.tuning import Config
 
 QuantMatrix = Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix
 # Where a card cannot be asked: the interpreter follows the oldest target.
 INTERPRETED_TARGET = 80
+SCALES = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16, torch.uint8: E8M0}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A matrix as the kernels see it."""
+    """A matrix as the kernels see it; row_bytes without what pads rows."""
 
     format: int
     name: str
@@ -37,26 +39,33 @@ class Layout:
             "FORMAT": self.format,
             "GROUP": self.group_bytes,
             "BLOCK_N": self.block_n,
-            "E8M0": self.scale.dtype == torch.uint8,
+            "SCALE": SCALES[self.scale.dtype],
             "ASYMMETRIC": self.zero is not None,
         }
 
     @property
-    def suits_vector(self) -> bool:
-        """Whether rows are whole words and scales cover whole 16-byte units."""
-        return self.row_bytes % 4 == 0 and self.group_bytes % 16 == 0
+    def vector_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales and zero points as the vector kernels take them: e8m0 codes in pairs."""
+        scale = self.scale.view(torch.int16) if self.scale.dtype == torch.uint8 else self.scale
+        return scale, scale if self.zero is None else self.zero
+
+    @property
+    def matrix_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as words of 32 bits."""
+        scale = self.scale if self.scale.dtype == torch.float32 else self.scale.view(torch.int32)
+        return scale, scale if self.zero is None else self.zero.view(torch.int32)
 
 
 def layout_of(weight: QuantMatrix) -> Layout:
+    assert weight.order == "fragments", "prepare() the matrix first"
     match weight:
         case Fp8BlockMatrix(_, scale, block_n, block_k):
-            assert block_k in (32, 64, 128)
+            assert block_k in (32, 64, 128) and scale.dtype == torch.float32
             return Layout(FP8, "fp8", scale, None, block_k, block_n, weight.in_features)
-        case Int4Matrix(_, scale, zero, group, order):
-            assert order == "halves" and group in (32, 64, 128), "prepare() the matrix first"
+        case Int4Matrix(_, scale, zero, group):
+            assert group in (32, 64, 128)
             return Layout(INT4, "int4", scale, zero, group // 2, 1, weight.in_features // 2)
-        case Mxfp4Matrix(_, scale, order):
-            assert order == "halves", "prepare() the matrix first"
+        case Mxfp4Matrix(_, scale):
             return Layout(MXFP4, "mxfp4", scale, None, 16, 1, weight.in_features // 2)
 
 
@@ -65,7 +74,7 @@ def configuration(weight: QuantMatrix, rows: int, device: torch.device) -> Confi
     on_card = device.type == "cuda"
     target = backend.target(device.index or 0) if on_card else INTERPRETED_TARGET
     layout = layout_of(weight)
-    return tuning.select(target, layout.name, rows, weight.out_features, vector=layout.suits_vector)
+    return tuning.select(target, layout.name, rows, weight.out_features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +138,18 @@ def quant_linear(
     layout = layout_of(weight)
     config = config or configuration(weight, rows, x_MK.device)
     partial, counters = _workspace(workspace, weight, rows, config, out_MN)
-    zero = layout.scale if layout.zero is None else layout.zero
+    words = weight.codes.view(torch.int32)
     grid = (tiles_of(weight, rows, config), config.split)
     if config.kernel == "vector":
-        assert rows == 1 and layout.suits_vector
+        assert rows == 1
         matrix_vector[grid](
-            x_MK, weight.codes.view(torch.int32), layout.scale, zero, out_MN, partial, counters,
-            outputs, weight.in_features, **vector_constants(layout, config),
+            x_MK, words, *layout.vector_tensors, out_MN, partial, counters, outputs,
+            weight.in_features, **vector_constants(layout, config),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     else:
         matrix_matrix[grid](
-            x_MK, weight.codes, layout.scale, zero, out_MN, partial, counters,
+            x_MK, words, *layout.matrix_tensors, out_MN, partial, counters,
             rows, outputs, weight.in_features, **matrix_constants(layout, config),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
@@ -159,8 +168,6 @@ def vector_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
 
 def matrix_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
     block = config.block_bytes
-    if layout.format == FP8:
-        block = min(block, layout.group_bytes)
     # MXFP4's scale carries the bias of its decoder, and is exact in bf16.
     scale_weight = config.scale_weight or layout.format == MXFP4 or layout.group_bytes < block
     return layout.constants | {

@@ -40,18 +40,30 @@ class PlainMatrix:
         return PlainMatrix(self.data.to(device))
 
 
+# Where codes lie along K:
+# "pairs", as checkpoints have them: k in turn, of four-bit codes k = 2 j in the low and 2 j + 1 in
+# the high half of byte j;
+# "fragments", as the GPU kernels read them: see kernels/quant_linear/README.md.
+Order = Literal["pairs", "fragments"]
+BLOCK_BYTES = 32  # within which "fragments" reorders; rows are padded to whole blocks
+NIBBLE_UNIT = 32  # four-bit matrices have whole units along K
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8BlockMatrix:
     """e4m3 codes uint8 [..., N, K]; value = code * scale of its block.
 
     scale [..., ceil(N / block_n), ceil(K / block_k)] in bf16 or fp32, or uint8 holding e8m0 codes
-    (2^(code - 127)); the last blocks may be partial.
+    (2^(code - 127)); the last blocks may be partial. `inputs` is K where rows of codes in
+    "fragments" order are padded, else 0.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     block_n: int = 128
     block_k: int = 128
+    order: Order = "pairs"
+    inputs: int = 0
 
     def __post_init__(self) -> None:
         expected = (-(-self.out_features // self.block_n), -(-self.in_features // self.block_k))
@@ -67,7 +79,7 @@ class Fp8BlockMatrix:
 
     @property
     def in_features(self) -> int:
-        return self.codes.shape[-1]
+        return self.inputs or self.codes.shape[-1]
 
     @property
     def nbytes(self) -> int:
@@ -76,29 +88,30 @@ class Fp8BlockMatrix:
 
     def expert(self, index: int) -> Fp8BlockMatrix:
         """Matrix `index` of a stack [E, N, K]."""
-        return Fp8BlockMatrix(self.codes[index], self.scale[index], self.block_n, self.block_k)
+        return replace(self, codes=self.codes[index], scale=self.scale[index])
 
     def to(self, device: torch.device) -> Fp8BlockMatrix:
         """The matrix on `device`."""
         return replace(self, codes=self.codes.to(device), scale=self.scale.to(device))
 
 
-# Where the two four-bit codes of a byte lie along K:
-# "pairs": byte j holds k = 2 j in its low and 2 j + 1 in its high half, as checkpoints have it;
-# "halves": in each 16 bytes the low halves are the first 16 of 32 k and the high halves the last.
-NibbleOrder = Literal["pairs", "halves"]
-NIBBLE_UNIT = 32  # k that 16 bytes cover: the unit within which "halves" reorders
+# Scales of a row in "fragments" order are padded to so many: whole 32-bit words.
+SCALES_PADDED = 4
 
 
-def _check_nibbles(codes: torch.Tensor, group: int, scale: torch.Tensor) -> None:
-    in_features = 2 * codes.shape[-1]
-    if codes.dtype != torch.uint8 or in_features % NIBBLE_UNIT or group % NIBBLE_UNIT:
-        raise ValueError(
-            f"codes {codes.dtype} with K {in_features} in groups of {group}: not bytes"
-        )
-    expected = (*codes.shape[:-1], in_features // group)
-    if in_features % group or tuple(scale.shape) != expected:
-        raise ValueError(f"scale {tuple(scale.shape)} does not fit {expected}")
+def _check_nibbles(weight: Int4Matrix | Mxfp4Matrix) -> None:
+    codes, scale, group, inputs = weight.codes, weight.scale, weight.group, weight.in_features
+    if codes.dtype != torch.uint8 or inputs % NIBBLE_UNIT or group % NIBBLE_UNIT:
+        raise ValueError(f"codes {codes.dtype} with K {inputs} in groups of {group}: not bytes")
+    width = scales_of_row(weight)
+    if inputs % group or tuple(scale.shape) != (*codes.shape[:-1], width):
+        raise ValueError(f"scale {tuple(scale.shape)} does not fit {(*codes.shape[:-1], width)}")
+
+
+def scales_of_row(weight: Int4Matrix | Mxfp4Matrix) -> int:
+    """Scales that a row holds in memory."""
+    groups = weight.in_features // weight.group
+    return groups if weight.order == "pairs" else -(-groups // SCALES_PADDED) * SCALES_PADDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +120,18 @@ class Int4Matrix:
 
     codes uint8 [..., N, K / 2], two a byte in `order`; scale bf16, fp16 or fp32
     [..., N, K / group]; zero uint8 of the scale's shape, or None where it is 8 throughout
-    (symmetric).
+    (symmetric). In "fragments" order rows of all three are padded, and `inputs` is K.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None = None
     group: int = 128
-    order: NibbleOrder = "pairs"
+    order: Order = "pairs"
+    inputs: int = 0
 
     def __post_init__(self) -> None:
-        _check_nibbles(self.codes, self.group, self.scale)
+        _check_nibbles(self)
         if self.zero is not None and (
             self.zero.dtype != torch.uint8 or self.zero.shape != self.scale.shape
         ):
@@ -129,7 +143,7 @@ class Int4Matrix:
 
     @property
     def in_features(self) -> int:
-        return 2 * self.codes.shape[-1]
+        return self.inputs or 2 * self.codes.shape[-1]
 
     @property
     def nbytes(self) -> int:
@@ -159,19 +173,21 @@ class Int4Matrix:
 class Mxfp4Matrix:
     """OCP MXFP4: value = e2m1(code) * 2^(scale - 127), one scale for 32 values along K.
 
-    codes uint8 [..., N, K / 2], two a byte in `order`; scale uint8 (e8m0) [..., N, K / 32].
+    codes uint8 [..., N, K / 2], two a byte in `order`; scale uint8 (e8m0) [..., N, K / 32]. In
+    "fragments" order rows of both are padded, and `inputs` is K.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
-    order: NibbleOrder = "pairs"
+    order: Order = "pairs"
+    inputs: int = 0
 
     @property
     def group(self) -> int:
         return 32
 
     def __post_init__(self) -> None:
-        _check_nibbles(self.codes, self.group, self.scale)
+        _check_nibbles(self)
         if self.scale.dtype != torch.uint8:
             raise ValueError(f"scale must be e8m0 codes in uint8, not {self.scale.dtype}")
 
@@ -181,7 +197,7 @@ class Mxfp4Matrix:
 
     @property
     def in_features(self) -> int:
-        return 2 * self.codes.shape[-1]
+        return self.inputs or 2 * self.codes.shape[-1]
 
     @property
     def nbytes(self) -> int:

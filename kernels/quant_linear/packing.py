@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 
 from kernels.humming.matrix import HummingMatrix
 from kernels.quant_linear.matrix import (
-    NIBBLE_UNIT,
+    BLOCK_BYTES,
+    SCALES_PADDED,
     Fp8BlockMatrix,
     Int4Matrix,
     Matrix,
     Mxfp4Matrix,
     PlainMatrix,
 )
+from kernels.quant_linear.reference import scale_values
 
-# The largest e8m0 code that the kernels take: they fold 2^126 into the scale, in bf16.
+# The kernels fold powers of two into scales in bf16: 2^126, 2^120 and 2^125.
 MAX_E8M0 = 128
+MAX_FP8_SCALE, MAX_INT4_SCALE = 2.0**7, 2.0**2
 WORD_BYTES = 4
-CHUNK_BYTES = 1 << 26  # whole units
+CHUNK_BYTES = 1 << 26  # whole blocks
 LOW_NIBBLES = 0x0F0F0F0F
 # The nibble of a word that holds each of eight columns, in AutoAWQ.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-
-FourBit = TypeVar("FourBit", Int4Matrix, Mxfp4Matrix)
 
 
 def from_compressed_tensors(
@@ -86,42 +87,74 @@ def _awq_columns(words: torch.Tensor) -> torch.Tensor:
 def prepare(weight: Matrix) -> Matrix:
     """The same matrix in the order that the GPU kernels read; called once, when weights load.
 
-    Four-bit codes go to "halves" order in new memory of the same size; fp8 and plain matrices stay
-    as they are. Reads scales and codes back to check them, so it must not run inside a step.
-    Raises ValueError for codes that the kernels would decode wrongly: e4m3 NaN, e8m0 above 2^1.
+    Codes go to "fragments" order in new memory, with rows padded to whole blocks and words of
+    scales; scales of fp8 go to fp32. Plain matrices stay as they are. Reads scales and codes back
+    to check them, so it must not run inside a step. Raises ValueError for what the kernels would
+    decode wrongly: an e4m3 NaN, an e8m0 scale above 2^1 of MXFP4, an fp8 or INT4 scale too large.
     """
     match weight:
         case PlainMatrix() | HummingMatrix():
             return weight
+        case Fp8BlockMatrix() | Int4Matrix() | Mxfp4Matrix() if weight.order == "fragments":
+            return weight
         case Fp8BlockMatrix(codes, scale):
             if any(bool(((part & 0x7F) == 0x7F).any()) for part in _chunks(codes)):
                 raise ValueError("an e4m3 code is NaN")
-            _check_e8m0(scale, 254)
-            return weight
-        case Int4Matrix():
-            return _in_halves(weight)
-        case Mxfp4Matrix(_, scale):
-            _check_e8m0(scale, MAX_E8M0)
-            return _in_halves(weight)
+            scale = scale_values(scale).contiguous()
+            _check_scale(scale, MAX_FP8_SCALE)
+            codes, inputs = _in_fragments(codes, _fp8_words), weight.in_features
+            return replace(weight, codes=codes, scale=scale, order="fragments", inputs=inputs)
+        case Int4Matrix(codes, scale, zero):
+            _check_scale(scale, MAX_INT4_SCALE)
+            codes, inputs = _in_fragments(codes, _four_bit_words), weight.in_features
+            zero = None if zero is None else _padded(zero, SCALES_PADDED)
+            scale = _padded(scale, SCALES_PADDED)
+            return Int4Matrix(codes, scale, zero, weight.group, "fragments", inputs)
+        case Mxfp4Matrix(codes, scale):
+            if int(scale.max()) > MAX_E8M0:
+                raise ValueError(f"an e8m0 scale code is {int(scale.max())}, more than {MAX_E8M0}")
+            codes, inputs = _in_fragments(codes, _four_bit_words), weight.in_features
+            return Mxfp4Matrix(codes, _padded(scale, SCALES_PADDED), "fragments", inputs)
 
 
-def _check_e8m0(scale: torch.Tensor, largest: int) -> None:
-    if scale.dtype == torch.uint8 and int(scale.max()) > largest:
-        raise ValueError(f"an e8m0 scale code is {int(scale.max())}, more than {largest}")
+def _check_scale(scale: torch.Tensor, limit: float) -> None:
+    if not bool((scale.abs() < limit).all()):
+        raise ValueError(f"a scale is {float(scale.abs().max())}, not below {limit}")
 
 
-def _in_halves(weight: FourBit) -> FourBit:
-    if weight.order == "halves":
-        return weight
-    codes = torch.empty_like(weight.codes)
-    for part, ready in zip(_chunks(weight.codes), _chunks(codes), strict=True):
-        units = part.view(-1, NIBBLE_UNIT // 2)
-        # Byte j of a unit holds k = 2 j and 2 j + 1: the first half of the bytes holds k = 0..15.
-        first, second = units[:, : NIBBLE_UNIT // 4], units[:, NIBBLE_UNIT // 4 :]
-        even = (first & 15) | ((second & 15) << 4)
-        odd = (first >> 4) | (second & 0xF0)
-        torch.stack((even, odd), -1, out=ready.view(-1, NIBBLE_UNIT // 4, 2))
-    return replace(weight, codes=codes, order="halves")
+def _padded(rows: torch.Tensor, unit: int) -> torch.Tensor:
+    """With zeros to a multiple of `unit` columns, contiguous."""
+    missing = -rows.shape[-1] % unit
+    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+
+
+def _in_fragments(
+    codes: torch.Tensor, words: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """`words` of runs of whole blocks of the codes, rows padded to whole blocks."""
+    padded = _padded(codes, BLOCK_BYTES)
+    ready = torch.empty_like(padded)
+    for part, out in zip(_chunks(padded), _chunks(ready), strict=True):
+        out.view(-1, BLOCK_BYTES).copy_(words(part.view(-1, BLOCK_BYTES)))
+    return ready
+
+
+def _fp8_words(blocks: torch.Tensor) -> torch.Tensor:
+    """Bytes [B, 32] in the order of k = 16 j + 8 h + 2 q + e, to [h, q, e, j]."""
+    return blocks.view(-1, 2, 2, 4, 2).permute(0, 2, 3, 4, 1).reshape(-1, BLOCK_BYTES)
+
+
+def _four_bit_words(blocks: torch.Tensor) -> torch.Tensor:
+    """Bytes [B, 32], of k = 16 j + 8 h + 2 q + e in turn, e in the halves, to words.
+
+    Word [h, q] holds code (j, e) in its bits 16 e + 4 j to 16 e + 4 j + 3.
+    """
+    pairs = blocks.view(-1, 4, 2, 4)
+    even = (pairs & 15).permute(0, 2, 3, 1)  # [B, h, q, j]
+    odd = (pairs >> 4).permute(0, 2, 3, 1)
+    codes = torch.stack((even, odd), -2)  # [B, h, q, e, j]
+    low, high = codes[..., 0::2], codes[..., 1::2]
+    return (low | (high << 4)).reshape(-1, BLOCK_BYTES)
 
 
 def _chunks(codes: torch.Tensor) -> tuple[torch.Tensor, ...]:

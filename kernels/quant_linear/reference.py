@@ -7,12 +7,11 @@ import torch
 
 from kernels.humming.matrix import HummingMatrix
 from kernels.quant_linear.matrix import (
-    NIBBLE_UNIT,
     Fp8BlockMatrix,
     Int4Matrix,
     Matrix,
     Mxfp4Matrix,
-    NibbleOrder,
+    Order,
     PlainMatrix,
 )
 
@@ -72,14 +71,17 @@ def dequantize(weight: Matrix) -> torch.Tensor:
         case PlainMatrix(data):
             return data.float()
         case Fp8BlockMatrix(codes, scale, block_n, block_k):
-            return dequantize_fp8_blocks(codes, scale_values(scale), block_n, block_k)
+            rows = _fp8_rows(codes, weight.in_features) if weight.order == "fragments" else codes
+            return dequantize_fp8_blocks(rows, scale_values(scale), block_n, block_k)
         case Int4Matrix(codes, scale, zero, group, order):
-            values = four_bit_values(codes, order, U4_PAIRS).view(*scale.shape, group)
-            offset = 8.0 if zero is None else zero.float().unsqueeze(-1)
-            return values.sub_(offset).mul_(scale.float().unsqueeze(-1)).flatten(-2)
+            groups = weight.in_features // group
+            values = _in_groups(four_bit_values(codes, order, U4_PAIRS), groups, group)
+            offset = 8.0 if zero is None else zero[..., :groups].float().unsqueeze(-1)
+            return values.sub_(offset).mul_(scale[..., :groups].float().unsqueeze(-1)).flatten(-2)
         case Mxfp4Matrix(codes, scale, order):
-            values = four_bit_values(codes, order, E2M1_PAIRS).view(*scale.shape, weight.group)
-            return values.mul_(scale_values(scale).unsqueeze(-1)).flatten(-2)
+            groups = weight.in_features // weight.group
+            values = _in_groups(four_bit_values(codes, order, E2M1_PAIRS), groups, weight.group)
+            return values.mul_(scale_values(scale[..., :groups]).unsqueeze(-1)).flatten(-2)
         case HummingMatrix():
             raise TypeError("a matrix in humming's order is not read back")
 
@@ -94,14 +96,23 @@ def scale_values(scale: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float32)
 
 
-def four_bit_values(
-    codes: torch.Tensor, order: NibbleOrder, pairs_256x2: torch.Tensor
-) -> torch.Tensor:
+def four_bit_values(codes: torch.Tensor, order: Order, pairs_256x2: torch.Tensor) -> torch.Tensor:
     """fp32 [..., N, K] in the order of k, of bytes [..., N, K / 2]; a pair of values for a byte."""
     pairs = pairs_256x2.to(codes.device).index_select(0, codes.flatten().int())
-    if order == "halves":
-        pairs = pairs.view(-1, NIBBLE_UNIT // 2, 2).transpose(1, 2).contiguous()
+    if order == "fragments":  # blocks of [h, q, e, j]; k = 16 j + 8 h + 2 q + e
+        pairs = pairs.view(-1, 2, 4, 2, 4).permute(0, 4, 1, 2, 3).contiguous()
     return pairs.view(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
+def _in_groups(values: torch.Tensor, groups: int, group: int) -> torch.Tensor:
+    """[..., N, groups, group], without the columns that pad rows."""
+    return values[..., : groups * group].reshape(*values.shape[:-1], groups, group)
+
+
+def _fp8_rows(codes: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Codes [..., N, K] in the order of k, of rows in "fragments" order."""
+    blocks = codes.view(-1, 2, 4, 2, 2).permute(0, 4, 1, 2, 3)  # of [h, q, e, j]
+    return blocks.reshape(codes.shape)[..., :inputs]
 
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
@@ -109,7 +120,7 @@ def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     return E2M1_PAIRS[:16, 0].to(codes.device)[codes.long()]
 
 
-def nibbles(codes: torch.Tensor, order: NibbleOrder) -> torch.Tensor:
+def nibbles(codes: torch.Tensor, order: Order) -> torch.Tensor:
     """Four-bit codes uint8 [..., N, K] in the order of k, of bytes [..., N, K / 2]."""
     return four_bit_values(codes, order, U4_PAIRS).to(torch.uint8)
 
@@ -144,10 +155,10 @@ def _columns(weight: Matrix, first: int, stop: int) -> Matrix:
     match weight:
         case PlainMatrix(data):
             return PlainMatrix(data[first:stop])
-        case Fp8BlockMatrix(codes, scale, block_n, block_k):
+        case Fp8BlockMatrix(codes, scale, block_n):
             assert first % block_n == 0
             blocks = scale[first // block_n : -(-stop // block_n)]
-            return Fp8BlockMatrix(codes[first:stop], blocks, block_n, block_k)
+            return replace(weight, codes=codes[first:stop], scale=blocks)
         case Int4Matrix(codes, scale, zero):
             part = None if zero is None else zero[first:stop]
             return replace(weight, codes=codes[first:stop], scale=scale[first:stop], zero=part)

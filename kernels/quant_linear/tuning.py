@@ -34,8 +34,8 @@ class Config:
         tiles = (self.block_n, self.block_bytes, self.warps, self.block_m)
         if any(size < 1 or size & (size - 1) for size in tiles):
             raise ValueError(f"tile sizes must be powers of two: {self}")
-        if self.kernel == "matrix" and self.block_bytes < 16:
-            raise ValueError(f"a dot product needs 16 bytes of a row or more: {self}")
+        if self.block_bytes < 32:
+            raise ValueError(f"rows are read by blocks of 32 bytes: {self}")
         if self.split < 1 or self.stages < 1:
             raise ValueError(f"at least one split and one stage: {self}")
 
@@ -66,12 +66,9 @@ def rows_for(target: int) -> tuple[Row, ...]:
     return tuple(parse_row(raw) for raw in table["targets"][f"sm{target}"]["rows"])
 
 
-def select(target: int, weights: str, rows: int, outputs: int, *, vector: bool) -> Config:
-    """The configuration for x of `rows` rows and `outputs` weight rows of format `weights`.
-
-    `vector` says whether the matrix-vector kernel can read these weights.
-    """
+def select(target: int, weights: str, rows: int, outputs: int) -> Config:
+    """The configuration for x of `rows` rows and `outputs` weight rows of format `weights`."""
     for row in rows_for(target):
-        if row.fits(weights, rows, outputs) and (vector or row.config.kernel == "matrix"):
+        if row.fits(weights, rows, outputs):
             return row.config
     raise LookupError(f"no configuration for {weights}, {rows} rows, {outputs} outputs on {target}")

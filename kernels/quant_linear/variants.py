@@ -8,13 +8,15 @@ import torch
 
 from kernels.aot.variant import Variant
 from kernels.quant_linear import launch, tuning
+from kernels.quant_linear.decode import FP8, INT4, MXFP4
 from kernels.quant_linear.launch import Layout
-from kernels.quant_linear.triton import FP8, INT4, MXFP4, matrix_matrix, matrix_vector
+from kernels.quant_linear.triton import matrix_matrix, matrix_vector
 
 # Whole tiles of any configuration: served matrices have such widths.
 ROW_BYTES = 4096
 TRITON_TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8",
+    torch.int16: "i16", torch.int32: "i32",
 }  # fmt: skip
 
 
@@ -25,12 +27,10 @@ def _layout(
     return Layout(code, name, torch.empty(0, dtype=scale), zeros, group, block_n, ROW_BYTES)
 
 
-# The stored formats of the served checkpoints.
+# The stored formats of the served checkpoints, after `prepare`.
 LAYOUTS = (
     _layout(FP8, "fp8", torch.float32, 128, 128, zero=False),
-    _layout(FP8, "fp8", torch.bfloat16, 128, 128, zero=False),
-    _layout(FP8, "fp8", torch.uint8, 128, 128, zero=False),
-    _layout(FP8, "fp8", torch.uint8, 32, 32, zero=False),
+    _layout(FP8, "fp8", torch.float32, 32, 32, zero=False),
     _layout(INT4, "int4", torch.bfloat16, 64, 1, zero=False),
     _layout(INT4, "int4", torch.bfloat16, 64, 1, zero=True),
     _layout(INT4, "int4", torch.float16, 64, 1, zero=True),
@@ -48,16 +48,23 @@ def variants(target: int) -> Iterator[Variant]:
                 yield variant(layout, row.config)
 
 
+def stored_types(layout: Layout, *, vector: bool) -> tuple[str, str]:
+    """Element types of scales and of zero points as a kernel takes them."""
+    tensors = layout.vector_tensors if vector else layout.matrix_tensors
+    scale, zero = (TRITON_TYPES[tensor.dtype] for tensor in tensors)
+    return scale, zero
+
+
 def variant(layout: Layout, config: tuning.Config) -> Variant:
     vector = config.kernel == "vector"
     kernel = matrix_vector if vector else matrix_matrix
     constants = launch.vector_constants if vector else launch.matrix_constants
-    zero = "u8" if layout.zero is not None else TRITON_TYPES[layout.scale.dtype]
+    scale, zero = stored_types(layout, vector=vector)
     partial, counters = ("fp32", "i32") if config.split > 1 else ("bf16", "bf16")
     pointers = {
         "x": "bf16",
-        "words" if vector else "codes": "i32" if vector else "u8",
-        "scales": TRITON_TYPES[layout.scale.dtype],
+        "words": "i32",
+        "scales": scale,
         "zeros": zero,
         "y": "bf16",
         "partial": partial,
@@ -66,10 +73,10 @@ def variant(layout: Layout, config: tuning.Config) -> Variant:
     sizes = ("N", "K") if vector else ("M", "N", "K")
     arguments = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(sizes, "i32")
     values = constants(layout, config)
-    label = f"{layout.name} {_tile(config)} {'zero ' if layout.zero is not None else ''}"
+    label = f"{layout.name} {_tile(config)} {'zero ' if layout.zero is not None else ''}scale"
     return Variant(
-        f"{label}scale {arguments['scales'][1:]}/{layout.group_bytes}B", kernel, arguments, values,
-        frozenset(arguments) - {"M"}, config.warps, config.stages,
+        f"{label} {TRITON_TYPES[layout.scale.dtype]}/{layout.group_bytes}B", kernel, arguments,
+        values, frozenset(arguments) - {"M"}, config.warps, config.stages,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import backend
 from kernels.sampling.scores.triton import block_scores, row_scores
 from kernels.sampling.selection.triton import choose as choose_kernel
 from kernels.sampling.selection.triton import collect
@@ -15,10 +16,12 @@ from kernels.sampling.triton import BINS, adjust, best_of_blocks, best_of_row, c
 # Legend: R rows, V vocabulary, B blocks of a row, K length of a top list.
 
 BLOCK, BLOCK_WARPS = 2048, 8
-COLLECT_TILES = 8  # blocks of a program of `collect`, which adds up the bins once for them
+COLLECT_TILES = 4  # blocks of a program of `collect`, which adds up the bins once for them
 CHOOSE_TILE, CHOOSE_WARPS = 1024, 8
+MOST_SORTED = 1024  # collected ids of a row that are sorted; in longer lists one searches
 CAPACITY = 16384  # collected ids of a row; a longer list is replaced by the row itself
-ROW_WARPS = 4
+ROW_WARPS = 8
+GROUP = 64  # tokens whose best decides which are looked at for a top list
 MOST_TOP = 32  # the longest top list of the kernels
 
 
@@ -128,7 +131,7 @@ def _draw(
     blocks = blocks_of(vocab)
     padded = power_of_two(blocks)
     count[(blocks, rows)](
-        scratch.x, s.temperature_R, scratch.block_best, _or(s.masks_MW, scratch.found),
+        scratch.x, s.temperature_R, s.top_k_R, scratch.block_best, _or(s.masks_MW, scratch.found),
         _or(s.mask_R, scratch.found), scratch.counts, vocab, blocks, mask_rows(s), BLOCK=BLOCK,
         BLOCKS=padded, MASK=s.masks_MW is not None, num_warps=BLOCK_WARPS,
     )  # fmt: skip
@@ -146,7 +149,7 @@ def _draw(
     )  # fmt: skip
     choose_kernel[(rows,)](
         *parameters, scratch.block_id, scratch.counts, scratch.found, scratch.ids, out_R, vocab,
-        blocks, CAPACITY, TILE=CHOOSE_TILE, **constants, num_warps=CHOOSE_WARPS,
+        blocks, CAPACITY, F=MOST_SORTED, TILE=CHOOSE_TILE, **constants, num_warps=CHOOSE_WARPS,
     )  # fmt: skip
 
 
@@ -207,18 +210,29 @@ def token_logprobs(
     )  # fmt: skip
     if rows == 0:
         return results
-    padded = power_of_two(max(1, top))
+    width = blocks * (BLOCK // GROUP)
     parts = (
         empty(torch.float32, blocks), empty(torch.float32, blocks), empty(torch.int32, blocks),
-        empty(torch.float32, blocks, padded), empty(torch.int32, blocks, padded),
+        empty(torch.int32, width),
     )  # fmt: skip
-    sizes = (vocab, logits_RV.stride(0))
+    sizes = (vocab, logits_RV.stride(0), width)
     block_scores[(blocks, rows)](
-        logits_RV, tokens_R, *parts, *sizes, top, BLOCK=BLOCK, TOP=padded, num_warps=BLOCK_WARPS
+        logits_RV, tokens_R, *parts, *sizes, BLOCK=BLOCK, G=GROUP, num_warps=BLOCK_WARPS
     )
-    logprob, rank, ids, logprobs = results
     row_scores[(rows,)](
-        logits_RV, tokens_R, *parts, logprob, rank, ids, logprobs, *sizes, blocks, top,
-        BLOCKS=power_of_two(blocks), TOP=padded, num_warps=ROW_WARPS,
+        logits_RV, tokens_R, *parts, empty(torch.int32, power_of_two(max(1, top))), *results,
+        *sizes, blocks, top, **row_constants(vocab, top), num_warps=ROW_WARPS,
     )  # fmt: skip
     return results
+
+
+def row_constants(vocab: int, top: int) -> dict[str, int | bool]:
+    """The constants of `row_scores`."""
+    blocks = power_of_two(blocks_of(vocab))
+    return {
+        "BLOCKS": blocks,
+        "G": GROUP,
+        "M": blocks * (BLOCK // GROUP),
+        "TOP": power_of_two(max(1, top)),
+        "PTX": not backend.interpreted(),
+    }

@@ -138,33 +138,52 @@ def units_of(bin):
     return tl.exp2(bin.to(tl.float32) * (-LOG2_E / BINS_A_UNIT)).to(tl.float64) * UNITS_A_Q
 
 
+@triton.jit
+def _least_of_top(block_best, row, blocks, k, BLOCKS: tl.constexpr):
+    """The k-th of the bests of blocks: as many tokens are at or above it. -inf for k = 0 and for
+    more than there are blocks.
+    """
+    at = tl.arange(0, BLOCKS)
+    best = tl.load(block_best + row * blocks + at, mask=at < blocks, other=NOTHING)
+    left, right = best[:, None], best[None, :]
+    earlier = (right > left) | ((right == left) & (at[None, :] < at[:, None]))
+    rank = tl.sum(earlier.to(tl.int32), 1)
+    return tl.max(tl.where(rank == k - 1, best, NOTHING), 0)
+
+
 @triton.jit(do_not_specialize=["blocks", "mask_rows"])
 def count(
-    x, temperature, block_best, masks, mask_of, counts, vocab, blocks, mask_rows,
+    x, temperature, top_k, block_best, masks, mask_of, counts, vocab, blocks, mask_rows,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Number and sum of q of the tokens in each bin. Grid (B, R).
 
-    Where a row has no logit left, what its mask allows gets the logit 0.
+    Tokens that are certain to be beyond top-k are left out: then at least k others are counted,
+    and neither numbers nor sums behind the k-th are looked at. Where a row has no logit left, what
+    its mask allows gets the logit 0.
     """
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if tl.load(temperature + row) > 0.0:
-        token = block * BLOCK + tl.arange(0, BLOCK)
-        inside = token < vocab
-        value = tl.load(x + row * vocab + token, mask=inside, other=NOTHING)
         best = best_logit(block_best, row, blocks, BLOCKS)
-        if best == NOTHING:
-            allowed = inside
-            if MASK:
-                words = (vocab + 31) // 32
-                allowed &= _allowed(masks, mask_of, row, token, inside, mask_rows, words)
-            value = tl.where(allowed, 0.0, NOTHING)
-            best = 0.0
-            tl.store(x + row * vocab + token, value, mask=inside)
-        bin, q = weigh(value, best)
-        one = tl.full((BLOCK,), 1, tl.int64) << COUNT_SHIFT
-        at = counts + row * BINS_ + bin
-        tl.atomic_add(at, one + q, mask=inside & (bin < BINS_), sem="relaxed")
+        least = _least_of_top(block_best, row, blocks, tl.load(top_k + row), BLOCKS)
+        hollow = best == NOTHING
+        if hollow | (tl.load(block_best + row * blocks + block) >= least):
+            token = block * BLOCK + tl.arange(0, BLOCK)
+            inside = token < vocab
+            value = tl.load(x + row * vocab + token, mask=inside, other=NOTHING)
+            if hollow:
+                allowed = inside
+                if MASK:
+                    words = (vocab + 31) // 32
+                    allowed &= _allowed(masks, mask_of, row, token, inside, mask_rows, words)
+                value = tl.where(allowed, 0.0, NOTHING)
+                best = 0.0
+                tl.store(x + row * vocab + token, value, mask=inside)
+            bin, q = weigh(value, best)
+            one = tl.full((BLOCK,), 1, tl.int64) << COUNT_SHIFT
+            at = counts + row * BINS_ + bin
+            counted = inside & (bin < BINS_) & (value >= least)
+            tl.atomic_add(at, one + q, mask=counted, sem="relaxed")
 
 
 @triton.jit

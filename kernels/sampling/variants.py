@@ -21,14 +21,14 @@ KINDS = {
     **dict.fromkeys(
         (
             "x", "temperature", "repetition", "presence", "frequency", "bias", "top_p", "min_p",
-            "block_best", "block_sum", "top_values", "logprob", "logprobs", "logits",
+            "block_best", "block_sum", "logprob", "logprobs", "logits",
         ),
         "*fp32",
     ),
     **dict.fromkeys(
         (
             "history", "slot_of", "masks", "mask_of", "drafts", "banned", "block_id", "found",
-            "top_k", "block_rank", "top_ids",
+            "top_k", "block_rank", "maxima", "chosen",
         ),
         "*i32",
     ),
@@ -43,17 +43,18 @@ def variants(target: int) -> Iterator[Variant]:
     blocks = launch.power_of_two(launch.blocks_of(VOCAB))
     row = {"BLOCKS": blocks, "SEEDED": True}
     tile = {"BLOCK": launch.BLOCK}
-    wide, narrow = launch.BLOCK_WARPS, launch.ROW_WARPS
+    wide = launch.BLOCK_WARPS
     yield _variant("adjust", adjust, launch.adjust_constants(_settings(), VOCAB), wide)
     yield _variant("count", count, tile | {"BLOCKS": blocks, "MASK": True}, wide)
+    few = {"F": launch.MOST_SORTED, "TILE": launch.CHOOSE_TILE}
     tiles = {"TILES": launch.COLLECT_TILES}
     yield _variant("collect", collect, tile | tiles | row, wide)
-    yield _variant("choose", choose, row | {"TILE": launch.CHOOSE_TILE}, launch.CHOOSE_WARPS)
+    yield _variant("choose", choose, row | few, launch.CHOOSE_WARPS)
     yield _variant("best of blocks", best_of_blocks, tile, wide)
     yield _variant("best of row", best_of_row, {"BLOCKS": blocks}, 1)
-    yield _variant("block scores", block_scores, tile | {"TOP": TOP}, wide)
-    lists = {"BLOCKS": blocks, "TOP": TOP}
-    yield _variant("row scores", row_scores, lists, narrow, ids="*i64")
+    yield _variant("block scores", block_scores, tile | {"G": launch.GROUP}, wide)
+    lists = launch.row_constants(VOCAB, TOP)
+    yield _variant("row scores", row_scores, lists, launch.ROW_WARPS, ids="*i64")
 
 
 def _settings() -> RowSettings:
@@ -67,6 +68,6 @@ def _variant(
 ) -> Variant:
     kinds = KINDS | {"ids": ids}
     names = [name for name in kernel.arg_names if name not in constants]
-    aligned = frozenset(n for n in names if n in kinds) | {"vocab", "row_stride"}
+    aligned = frozenset(n for n in names if n in kinds) | {"vocab", "row_stride", "W"}
     arguments = {name: kinds.get(name, "i32") for name in names}
     return Variant(label, kernel, arguments, constants, aligned, warps, DEFAULT_STAGES)

@@ -12,7 +12,7 @@ from kernels.bench.case import Case, Work
 from kernels.bench.ceilings import Ceilings
 from kernels.bench.marks import Mark, Marks
 from kernels.bench.measure import measure
-from kernels.bench.select import UNLIMITED, _groups
+from kernels.bench.select import UNLIMITED, _groups, _merged
 
 TOP = Ceilings(copy_gbs=1000.0, host_gbs=50.0, mma_tflops=100.0, library_tflops=200.0)
 
@@ -26,9 +26,19 @@ def measured(case: str, rows: int, us: float) -> dict[str, Any]:
 
 
 def test_the_last_limit_of_rows_and_outputs_is_open() -> None:
-    runs = [measured(f"fp8 {n}x256", m, 1.0) for n in (512, 64) for m in (16, 1)]
+    runs = [measured(f"fp8 {n}x4096", m, 1.0) for n in (16384, 4096) for m in (2048, 1)]
     limits = [(rows, outputs) for _, rows, outputs, _ in _groups(runs)]
-    assert limits == [(1, 64), (1, UNLIMITED), (UNLIMITED, 64), (UNLIMITED, UNLIMITED)]
+    assert limits == [(1, 4096), (1, UNLIMITED), (UNLIMITED, 4096), (UNLIMITED, UNLIMITED)]
+    assert [rows for _, rows, _, _ in _groups([measured("fp8 4096x4096", 64, 1.0)])] == [64]
+
+
+def test_a_new_row_takes_the_place_of_that_of_its_range_alone() -> None:
+    def row(rows: int, split: int) -> dict[str, Any]:
+        return {"weights": "fp8", "rows_up_to": rows, "outputs_up_to": 64, "split": split}
+
+    assert _merged([row(1, 1), row(16, 1)], [row(16, 2), row(4, 2)]) == [
+        row(1, 1), row(4, 2), row(16, 2)
+    ]  # fmt: skip
 
 
 def test_candidates_come_fastest_first() -> None:

@@ -4,6 +4,7 @@ the reference that the CPU uses."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -56,12 +57,13 @@ class Inputs:
     pools: Pools
     slots: Slots
 
-    def run(self, module: object) -> torch.Tensor:
+    def run(self, module: ModuleType) -> torch.Tensor:
         """Through the kernel or the reference; changes the pools."""
         rows = (self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots)
-        if self.layer.kda:
-            return module.kda_step(*rows, self.layer.bound)  # type: ignore[attr-defined]
-        return module.gated_delta_step(*rows)  # type: ignore[attr-defined]
+        kda = self.layer.kda
+        out: torch.Tensor
+        out = module.kda_step(*rows, self.layer.bound) if kda else module.gated_delta_step(*rows)
+        return out
 
 
 def drawn(layer: Layer, slots: Slots, count: int) -> Inputs:
@@ -178,7 +180,7 @@ COUNT = 10
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("module", [launch, reference], ids=["kernel", "reference"])
-def test_steps_agree_with_double_precision(layer: str, case: str, module: object) -> None:
+def test_steps_agree_with_double_precision(layer: str, case: str, module: ModuleType) -> None:
     if module is reference and DEVICE != "cpu":
         pytest.skip("the reference is for the CPU")
     inputs = drawn(LAYERS[layer], slots_of(*CASES[case]), COUNT)

@@ -13,7 +13,7 @@ DEVICE = "cpu" if backend.interpreted() else "cuda"
 STREAMS, VALUES = 4, 24
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 OPTIONS = {"norm_eps": 1e-6, "hc_eps": 1e-6}
-SHAPES = [(0, 32), (1, 96), (5, 65)]
+SHAPES = [(0, 32), (1, 96), (5, 65), (67, 65)]
 
 
 def made(
@@ -66,7 +66,11 @@ def test_post_and_pre(tokens: int, width: int, dtype: torch.dtype, given: bool) 
     bound = normed_collapse(out, share, norm, mixer.norm_eps)
     assert (found.double() - bound).norm() <= 1.7 * ERROR[dtype] * bound.norm()
     again, same, _ = launch.pre(out, mixer, norm, pre)
-    assert again is out and torch.equal(same, found)
+    assert again is out
+    if tokens <= launch.FEW_TOKENS:
+        assert torch.equal(same, found)
+    else:
+        assert (same.double() - bound).norm() <= 1.7 * ERROR[dtype] * bound.norm()
 
 
 @pytest.mark.parametrize("dtype", ERROR)

@@ -73,7 +73,7 @@ def test_preparing_changes_the_order_of_codes_but_no_value(shape: tuple[int, ...
     scale = torch.randint(110, 125, (*lead, k // 32), dtype=torch.uint8)
     matrix = Mxfp4Matrix(codes, scale)
     ready = prepare(matrix)
-    assert isinstance(ready, Mxfp4Matrix) and ready.order == "halves"
+    assert isinstance(ready, Mxfp4Matrix) and ready.order == "fragments"
     assert not torch.equal(ready.codes, codes)
     assert torch.equal(dequantize(ready), dequantize(matrix))
     assert torch.equal(prepare(ready).codes, ready.codes)  # type: ignore[union-attr]

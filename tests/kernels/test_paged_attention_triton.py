@@ -165,20 +165,22 @@ def test_an_empty_step_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sequences", "group", "selected", "expected"),
+    ("target", "tokens", "sequences", "group", "selected", "expected"),
     [
-        (1, 1, 6, False, (1, 1)),
-        (64, 16, 6, False, (4, 1)),
-        (2048, 1, 6, False, (10, 1)),
-        (2063, 16, 6, False, (10, 10)),
-        (2048, 1, 12, True, (1, 1)),
-        (2048, 1, 96, False, (1, 1)),
+        (80, 1, 1, 6, False, (1, 1)),
+        (80, 64, 16, 6, False, (4, 1)),
+        (86, 2048, 1, 6, False, (10, 1)),
+        (80, 2048, 1, 6, False, (21, 1)),
+        (80, 2063, 16, 6, False, (21, 16)),
+        (89, 2063, 16, 6, False, (10, 10)),
+        (80, 2048, 1, 12, True, (1, 1)),
+        (80, 2048, 1, 196, False, (1, 1)),
     ],
 )
 def test_tiles_follow_the_shape_of_the_step(
-    tokens: int, sequences: int, group: int, selected: bool, expected: tuple[int, int]
+    target: int, tokens: int, sequences: int, group: int, selected: bool, expected: tuple[int, int]
 ) -> None:
-    per_tile = configs.tile_tokens(tokens, sequences, group, selected=selected)
+    per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
     assert (per_tile, configs.dealt_runs(tokens, sequences, per_tile)) == expected
 
 

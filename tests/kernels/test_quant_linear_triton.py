@@ -42,11 +42,13 @@ def fp8(n: int, k: int, block: int = 128, scale: str = "float32") -> Fp8BlockMat
     return Fp8BlockMatrix(codes, values.to(getattr(torch, scale)), block, block)
 
 
-def int4(n: int, k: int, group: int = 128, *, asymmetric: bool = False) -> Int4Matrix:
+def int4(
+    n: int, k: int, group: int = 128, *, asymmetric: bool = False, scale: str = "bfloat16"
+) -> Int4Matrix:
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    scale = (torch.rand(n, k // group) * 0.01 + 0.002).bfloat16()
-    zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8) if asymmetric else None
-    return Int4Matrix(codes, scale, zero, group)
+    scales = (torch.rand(n, k // group) * 0.01 + 0.002).to(getattr(torch, scale))
+    zero = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if asymmetric else None
+    return Int4Matrix(codes, scales, zero, group)
 
 
 def mxfp4(n: int, k: int) -> Mxfp4Matrix:
@@ -60,8 +62,10 @@ FORMATS = {
     "fp8-ue8m0": lambda n, k: fp8(n, k, scale="ue8m0"),
     "fp8-32x32-ue8m0": lambda n, k: fp8(n, k, 32, "ue8m0"),
     "int4-g128": lambda n, k: int4(n, k),
+    "int4-g128-fp32-scale": lambda n, k: int4(n, k, scale="float32"),
     "int4-g32": lambda n, k: int4(n, k, 32),
     "int4-g128-zero": lambda n, k: int4(n, k, asymmetric=True),
+    "int4-g64-fp16-scale": lambda n, k: int4(n, k, 64, scale="float16"),
     "int4-g32-zero": lambda n, k: int4(n, k, 32, asymmetric=True),
     "mxfp4": mxfp4,
 }
@@ -127,8 +131,6 @@ def test_matrix_kernel_agrees_with_double_precision(
 @pytest.mark.parametrize("k", [1, 4, 60, 63, 130, 1000])
 def test_fp8_takes_any_number_of_inputs(config: Config, k: int) -> None:
     weight, x = fp8(5, k), activations(1, k)
-    if not launch.layout_of(weight).suits_vector:
-        config = MATRIX
     assert error(run(x, weight, config), x, weight) < FP32_ERROR
 
 
@@ -178,9 +180,8 @@ def test_split_sums_are_repeatable_and_leave_the_counters_at_zero() -> None:
 @pytest.mark.parametrize("weights", ["fp8", "int4", "mxfp4"])
 @pytest.mark.parametrize("rows", [1, 2, 16, 64, 65, 8192])
 def test_every_row_count_has_a_configuration(target: int, weights: str, rows: int) -> None:
-    config = tuning.select(target, weights, rows, 4096, vector=rows == 1)
+    config = tuning.select(target, weights, rows, 4096)
     assert config.kernel == ("vector" if rows == 1 else "matrix")
-    assert tuning.select(target, weights, rows, 4096, vector=False).kernel == "matrix"
 
 
 def test_unprepared_weights_are_refused() -> None:
@@ -195,6 +196,10 @@ def test_codes_that_kernels_misread_are_refused() -> None:
         prepare(bad)
     with pytest.raises(ValueError, match="e8m0"):
         prepare(replace(mxfp4(4, 32), scale=torch.full((4, 1), 200, dtype=torch.uint8)))
+    with pytest.raises(ValueError, match="scale"):
+        prepare(replace(fp8(4, 128), scale=torch.full((1, 1), 128.0)))
+    with pytest.raises(ValueError, match="scale"):
+        prepare(replace(int4(4, 128), scale=torch.full((4, 1), torch.nan)))
 
 
 @pytest.mark.gpu

@@ -30,6 +30,13 @@ SETTINGS = [  # temperature, top_k, top_p, min_p
 ]
 
 
+@pytest.fixture(autouse=True)
+def short_sorted_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter sorts slowly; so longer lists, which are searched, come up as well."""
+    if backend.interpreted():
+        monkeypatch.setattr(launch, "MOST_SORTED", 16)
+
+
 def settings(values: list[tuple[float, int, float, float]], **others: torch.Tensor) -> RowSettings:
     columns = list(zip(*values, strict=True))
     temperature, top_p, min_p = (

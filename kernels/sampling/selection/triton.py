@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.sampling.ordered.triton import cut_of, in_order, value_at
 from kernels.sampling.triton import (
     BINS_,
     BINS_A_UNIT,
@@ -118,10 +119,19 @@ def collect(
         u = _row_uniform(uniform, seeds, positions, row, SEEDED)
         u_first, u_last = _find(sums, _draw_at(u, low)), _find(sums, _draw_at(u, high))
         best = best_logit(block_best, row, blocks, BLOCKS)
-        best = tl.where(best == NOTHING, 0.0, best)
+        hollow = best == NOTHING  # of the row's logits, which `count` then has replaced
+        best = tl.where(hollow, 0.0, best)
+        last = tl.maximum(p_last, tl.where(u_last < BINS_, u_last, -1))
+        last = tl.maximum(last, tl.where(k_bin < BINS_, k_bin, -1))
+        last = tl.maximum(last, tl.where(m_bin < BINS_, m_bin, -1))
+        reach = (last + 2).to(tl.float32) / BINS_A_UNIT  # no near token is so far from the best
         for tile in range(TILES):
-            token = (tl.program_id(0) * TILES + tile) * BLOCK + tl.arange(0, BLOCK)
-            inside = token < vocab
+            block = tl.program_id(0) * TILES + tile
+            block_most = tl.load(
+                block_best + row * blocks + block, mask=block < blocks, other=NOTHING
+            )
+            token = block * BLOCK + tl.arange(0, BLOCK)
+            inside = token < tl.where(hollow | (best - block_most < reach), vocab, 0)
             value = tl.load(x + row * vocab + token, mask=inside, other=NOTHING)
             bin, _weight = weigh(value, best)
             near = (bin == k_bin) | (bin == m_bin) | ((bin >= p_first) & (bin <= p_last))
@@ -267,50 +277,85 @@ def _reached(sums, units, bin, q):
     return _at(sums, bin) - _at(units, bin) + inner
 
 
+@triton.jit
+def _drawn(
+    x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row,
+    FEW: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The token of a row, -1 where none is kept. FEW: at most F are listed."""
+    number, q, units, numbers, sums = _sums(counts, row)
+    if FEW:
+        token, value, of, q_of, running = in_order(x, ids, amount, best, F)
+    # The kept prefix: its units, and the bin and q within it where it ends.
+    kept = tl.sum(units, 0)
+    cut_bin, cut_q = tl.full((), BINS_, tl.int32), tl.full((), 0, tl.int64)
+    if (k > 0) & (k < tl.sum(number, 0)):
+        cut_bin = _find(numbers, k - 1)
+        inner = k - 1 - (_at(numbers, cut_bin) - _at(number, cut_bin))
+        if FEW:
+            _, cut_q = cut_of(of, q_of, running, cut_bin, inner, True, F)
+        else:
+            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, cut_bin, best, inner, True, TILE)
+        kept = _reached(sums, units, cut_bin, cut_q)
+    if p < 1.0:
+        target = _least_sum(p, kept) - 1
+        bin = _find(sums, target)
+        # The first q that reaches target + 1 is the first to exceed the q of target.
+        inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
+        if FEW:
+            _, cut_q = cut_of(of, q_of, running, bin, inner, False, F)
+        else:
+            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
+        cut_bin, kept = bin, _reached(sums, units, bin, cut_q)
+    if distance < REACH:
+        bin = (distance * BINS_A_UNIT).to(tl.int32)
+        if FEW:
+            inner = tl.sum(tl.where((of == bin) & (best - value <= distance), q_of, 0), 0)
+        else:
+            inner = _near_q(x, ids, amount, capacity, vocab, bin, best, distance, TILE)
+        reached = _reached(sums, units, bin, inner)
+        if reached < kept:
+            kept, cut_bin, cut_q = reached, bin, inner
+    chosen = tl.full((), -1, tl.int64)
+    if kept > 0:
+        target = _draw_at(u, kept)
+        bin = _find(sums, target)
+        inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
+        if FEW:
+            at, _ = cut_of(of, q_of, running, bin, inner, False, F)
+            chosen = value_at(token, at, F).to(tl.int64)
+        else:
+            key, equal, _ = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
+            chosen = _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE)
+    return chosen
+
+
 @triton.jit(do_not_specialize=["blocks", "capacity"])
 def choose(
     x, temperature, top_k, top_p, min_p, uniform, seeds, positions, block_best, block_id, counts,
     found, ids, out, vocab, blocks, capacity,
-    BLOCKS: tl.constexpr, TILE: tl.constexpr, SEEDED: tl.constexpr,
+    BLOCKS: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr, SEEDED: tl.constexpr,
 ):  # fmt: skip
     """The token of each row. Grid (R,). Greedy rows take the best one."""
     row = tl.program_id(0).to(tl.int64)
     chosen = best_token(block_best, block_id, row, blocks, vocab, BLOCKS).to(tl.int64)
     if tl.load(temperature + row) > 0.0:
-        number, q, units, numbers, sums = _sums(counts, row)
         best = best_logit(block_best, row, blocks, BLOCKS)
         best = tl.where(best == NOTHING, 0.0, best)
         x += row * vocab
         ids += row * capacity
         amount, k = tl.load(found + row), tl.load(top_k + row).to(tl.int64)
-        # The kept prefix: its units, and the bin and q within it where it ends.
-        kept = tl.sum(units, 0)
-        cut_bin, cut_q = tl.full((), BINS_, tl.int32), tl.full((), 0, tl.int64)
-        if (k > 0) & (k < tl.sum(number, 0)):
-            cut_bin = _find(numbers, k - 1)
-            inner = k - 1 - (_at(numbers, cut_bin) - _at(number, cut_bin))
-            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, cut_bin, best, inner, True, TILE)
-            kept = _reached(sums, units, cut_bin, cut_q)
         p = tl.load(top_p + row)
-        if p < 1.0:
-            target = _least_sum(p, kept) - 1
-            bin = _find(sums, target)
-            # The first q that reaches target + 1 is the first to exceed the q of target.
-            inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
-            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
-            cut_bin, kept = bin, _reached(sums, units, bin, cut_q)
         distance = _least_distance(tl.load(min_p + row))
-        if distance < REACH:
-            bin = (distance * BINS_A_UNIT).to(tl.int32)
-            inner = _near_q(x, ids, amount, capacity, vocab, bin, best, distance, TILE)
-            reached = _reached(sums, units, bin, inner)
-            if reached < kept:
-                kept, cut_bin, cut_q = reached, bin, inner
-        if kept > 0:
-            u = _row_uniform(uniform, seeds, positions, row, SEEDED)
-            target = _draw_at(u, kept)
-            bin = _find(sums, target)
-            inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
-            key, equal, _ = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
-            chosen = _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE)
+        u = _row_uniform(uniform, seeds, positions, row, SEEDED)
+        if amount <= F:
+            drawn = _drawn(
+                x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row, True, F, TILE
+            )
+        else:
+            drawn = _drawn(
+                x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row, False, F,
+                TILE,
+            )  # fmt: skip
+        chosen = tl.where(drawn >= 0, drawn, chosen)
     tl.store(out + row, tl.maximum(tl.minimum(chosen, vocab - 1), 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -67,11 +67,11 @@ def rows_in_parts(matrix: Matrix, parts: int) -> tuple[Matrix, ...]:
     match matrix:
         case PlainMatrix(data):
             return tuple(PlainMatrix(rows) for rows in data.chunk(parts))
-        case Fp8BlockMatrix(codes, scale, block_n, block_k):
+        case Fp8BlockMatrix(codes, scale, block_n):
             fine = math.gcd(codes.shape[0] // parts, block_n)
             scale = scale.repeat_interleave(block_n // fine, 0)[: codes.shape[0] // fine].clone()
             pairs = zip(codes.chunk(parts), scale.chunk(parts), strict=True)
-            return tuple(Fp8BlockMatrix(c, s, fine, block_k) for c, s in pairs)
+            return tuple(replace(matrix, codes=c, scale=s, block_n=fine) for c, s in pairs)
         case HummingMatrix():
             return row_parts(matrix, parts)
         case Int4Matrix() | Mxfp4Matrix():

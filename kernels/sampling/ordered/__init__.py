@@ -1,0 +1,1 @@
+"""Collected tokens in the order of tokens, where they are few."""
