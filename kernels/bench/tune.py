@@ -85,7 +85,11 @@ def _measure(product: Product, usable: list[Config], setting: Setting) -> list[d
     x = inputs(product)
     rows: list[dict[str, Any]] = []
     for config in usable:
-        out = checked(product, x, setting, config)
+        try:
+            out = checked(product, x, setting, config)
+        except RuntimeError as wrong:  # it is told, never chosen
+            print(f"refused: {config}: {wrong}", flush=True)
+            continue
         sums, tiles = workspace_need(setting.ready[0], product.m, config)
         workspace = Workspace(
             torch.empty(max(sums, 1), device="cuda"),

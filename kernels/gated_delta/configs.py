@@ -9,10 +9,10 @@ from kernels import backend
 WARPS = 4
 # Of the preparation with decays of channels, whose tiles [64, 128] fill the registers of four.
 CHANNEL_WARPS = 8
-# A warp of the pass keeps 16 rows of the transposed state: 64 values for four warps.
-BLOCK_VALUES = 64
-# Stages of the pass by target: a second chunk in flight takes more memory than sm86 and sm89 have.
-STAGES = {80: 3, 86: 2, 89: 2, 90: 3}
+# Of a program of the pass: four for a head of 128 values, of which two fit a multiprocessor.
+BLOCK_VALUES = 32
+# Of the pass: one chunk in flight. A second one would take the memory of a second program.
+STAGES = dict.fromkeys((80, 86, 89, 90), 2)
 
 
 def stages(device: torch.device) -> int:

@@ -146,82 +146,75 @@ def _next_write(write_token, writes, low, high):
 
 @triton.jit
 def _store_start(
-    left, right, states, write_token, write_slot, first, end, writes, slots, size,
-    POOL: tl.constexpr, RIGHT: tl.constexpr,
-):  # fmt: skip
-    """The halves of a state into the places of all writes from token `first` until `end`."""
+    s, states, write_token, write_slot, first, end, writes, slots, size, POOL: tl.constexpr
+):
+    """A state into the places of all writes from token `first` until `end`."""
     for w in range(0, writes):
         token = tl.load(write_token + w)
         if (token >= first) & (token < end):
             slot = tl.load(write_slot + w) if POOL else w
             if (slot >= 0) & (slot < slots):
-                place = states + tl.cast(slot, tl.int64) * size
-                tl.store(place, left)
-                tl.store(place + RIGHT, right)
+                tl.store(states + tl.cast(slot, tl.int64) * size, s)
 
 
 @triton.jit
 def _chunk(
-    left, right, i, count, keys, queries, updates, v, solved, weights, factors, out,
+    s, i, count, keys, queries, updates, v, solved, weights, factors, out,
     KEY_CHUNK: tl.constexpr, KEY_ROW: tl.constexpr, QUERY_CHUNK: tl.constexpr,
     QUERY_ROW: tl.constexpr, V_ROW: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BV: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The state after chunk i of `count` tokens; stores their outputs.
+    """The state [K, BV] after chunk i of `count` tokens; stores their outputs.
 
-    States are transposed, [BV, K] in two halves, so that the left operand of each product is the
-    result of the one before, in registers, and square products give each warp rows of its own.
+    Left operands of products come from memory and each warp reads rows of its own; results that
+    become right operands are narrow. Factors of rows are few in a thread.
     """
-    n = tl.arange(0, C)
-    d = tl.arange(0, K // 2)
-    e = tl.arange(0, BV)
+    n = tl.arange(0, C).to(tl.int64)  # wide: constant parts of addresses then cost no registers
+    d = tl.arange(0, K).to(tl.int64)
+    e = tl.arange(0, BV).to(tl.int64)
     i = tl.cast(i, tl.int64)
-    shown = (n < count)[:, None]
+    shown = (tl.arange(0, C) < count)[:, None]
     keys += i * KEY_CHUNK
     updates += i * KEY_CHUNK
     queries += i * QUERY_CHUNK
     v += i * C * V_ROW
     out += i * C * H * V
-    at_k = n[:, None] * KEY_ROW + d[None, :]
-    at_q = n[:, None] * QUERY_ROW + d[None, :]
-    at_m = n[:, None] * C + n[None, :]
-    v_tile = tl.load(v + n[:, None] * V_ROW + e[None, :], mask=shown, other=0.0)
-    v_tile = tl.trans(v_tile)
+    solved += i * H * (C * C)
+    weights += i * H * (C * C)
     factors += i * H * (K if CHANNELS else FACTORS * C)
-    held_left = left.to(tl.bfloat16)
-    held_right = right.to(tl.bfloat16)
-    k_left = tl.load(keys + at_k, mask=shown, other=0.0).to(tl.bfloat16)
-    x = tl.dot(held_left, tl.trans(k_left))
-    k_right = tl.load(keys + at_k + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
-    x = tl.dot(held_right, tl.trans(k_right), x)
-    if not CHANNELS:
-        x *= tl.load(factors + n)[None, :]
-    x = v_tile.to(tl.float32) - x
-    t_tile = tl.load(solved + i * H * (C * C) + at_m)
-    u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
-    q_left = tl.load(queries + at_q, mask=shown, other=0.0).to(tl.bfloat16)
-    o = tl.dot(held_left, tl.trans(q_left))
-    q_right = tl.load(queries + at_q + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
-    o = tl.dot(held_right, tl.trans(q_right), o)
-    if not CHANNELS:
-        o *= tl.load(factors + C + n)[None, :]
-    p_tile = tl.load(weights + i * H * (C * C) + at_m)
-    o = tl.dot(u.to(tl.bfloat16), tl.trans(p_tile), o)
-    at_o = n[None, :] * (H * V) + e[:, None]
-    tl.store(out + at_o, o.to(out.dtype.element_ty), mask=(n < count)[None, :])
-    # Keys are read for the second time: kept from the first products they would fill the registers.
-    k_left = tl.load(updates + at_k, mask=shown, other=0.0).to(tl.bfloat16)
-    k_right = tl.load(updates + at_k + K // 2, mask=shown, other=0.0).to(tl.bfloat16)
+    # Factors are read ahead of the products, which hide how long that takes.
     if CHANNELS:
-        left *= tl.load(factors + d)[None, :]
-        right *= tl.load(factors + K // 2 + d)[None, :]
+        keep = tl.load(factors + d)[:, None]
+        k_tile = tl.load(keys + n[:, None] * KEY_ROW + d[None, :])
+        q_tile = tl.load(queries + n[:, None] * QUERY_ROW + d[None, :])
+        update = tl.load(updates + n[None, :] * KEY_ROW + d[:, None])
     else:
-        u *= tl.load(factors + 2 * C + n)[None, :]
-        whole = tl.exp2(tl.load(factors + 4 * C + C - 1))
-        left *= whole
-        right *= whole
-    u = u.to(tl.bfloat16)
-    return tl.dot(u, k_left, left), tl.dot(u, k_right, right)
+        key_factor = tl.load(factors + n)[:, None]
+        query_factor = tl.load(factors + C + n)[:, None]
+        update_factor = tl.load(factors + 2 * C + n)[:, None]
+        keep = tl.exp2(tl.load(factors + 4 * C + C - 1))
+        k_tile = tl.load(keys + n[:, None] * KEY_ROW + d[None, :], mask=shown, other=0.0)
+        q_tile = tl.load(queries + n[:, None] * QUERY_ROW + d[None, :], mask=shown, other=0.0)
+        # Keys for the second time: transposed they want another order in shared memory.
+        shown_key = (tl.arange(0, C) < count)[None, :]
+        update = tl.load(updates + n[None, :] * KEY_ROW + d[:, None], mask=shown_key, other=0.0)
+    held = s.to(tl.bfloat16)
+    x = tl.dot(k_tile.to(tl.bfloat16), held)
+    if not CHANNELS:
+        x *= key_factor
+    v_tile = tl.load(v + n[:, None] * V_ROW + e[None, :], mask=shown, other=0.0)
+    x = v_tile.to(tl.float32) - x
+    at_m = n[:, None] * C + n[None, :]
+    u = tl.dot(tl.load(solved + at_m), x.to(tl.bfloat16))
+    o = tl.dot(q_tile.to(tl.bfloat16), held)
+    if not CHANNELS:
+        o *= query_factor
+    o = tl.dot(tl.load(weights + at_m), u.to(tl.bfloat16), o)
+    at_o = n[:, None] * (H * V) + e[None, :]
+    tl.store(out + at_o, o.to(out.dtype.element_ty), mask=shown)
+    if not CHANNELS:
+        u *= update_factor
+    return tl.dot(update.to(tl.bfloat16), u.to(tl.bfloat16), s * keep)
 
 
 @triton.jit(
@@ -266,13 +259,11 @@ def delta_pass(
     weights += tile * (C * C)
     out += (row * H + head) * V + part * BV
     within = _state_rows(head, part, K, V, BV)
-    right_half: tl.constexpr = K // 2 * V
     size: tl.constexpr = H * K * V
     place = tl.load(read_slot + b) if POOL else b
     known = (place >= 0) & (place < read_slots)
     state += tl.cast(tl.where(known, place, 0), tl.int64) * size
-    left = tl.load(state + within, mask=known & (within >= 0), other=0.0)
-    right = tl.load(state + within + right_half, mask=known & (within >= 0), other=0.0)
+    s = tl.load(state + within, mask=known & (within >= 0), other=0.0)
     i = 0
     chunks = (end - begin + C - 1) // C
     while i < chunks:
@@ -281,42 +272,43 @@ def delta_pass(
         if last == i:
             first = begin + i * C
             _store_start(
-                left, right, states + within, write_token, write_slot, first,
-                tl.minimum(first + C, end), writes, write_slots, size, POOL, right_half,
+                s, states + within, write_token, write_slot, first, tl.minimum(first + C, end),
+                writes, write_slots, size, POOL,
             )  # fmt: skip
             due = _next_write(write_token, writes, first + C, end)
             last = tl.where(due < end, (due - begin) // C, chunks)
         for j in tl.range(i, last):
-            left, right = _chunk(
-                left, right, j, tl.minimum(end - begin - j * C, C), keys, queries, updates, v,
-                solved, weights, factors, out, key_chunk, key_row, query_chunk, query_row,
-                V_ROW, H, K, V, BV, CHANNELS,
+            s = _chunk(
+                s, j, tl.minimum(end - begin - j * C, C), keys, queries, updates, v, solved,
+                weights, factors, out, key_chunk, key_row, query_chunk, query_row, V_ROW, H, K, V,
+                BV, CHANNELS,
             )  # fmt: skip
         i = last
 
 
 @triton.jit
 def _state_rows(head, part, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
-    """Where in a slot the left half of a slice of BV values is, int32 [BV, K / 2]."""
-    d = tl.arange(0, K // 2)
-    return (head * K + d)[None, :] * V + part * BV + tl.arange(0, BV)[:, None]
+    """Where in a slot a slice of BV values is, int64 [K, BV]."""
+    d = tl.arange(0, K).to(tl.int64)
+    e = tl.arange(0, BV).to(tl.int64)
+    return head.to(tl.int64) * (K * V) + part * BV + d[:, None] * V + e[None, :]
 
 
 @triton.jit
-def _update_rows(k, decay, p, k_row, decay_row, k_unit, HALF: tl.constexpr):
-    """Half the channels of k [C, HALF], each row decayed up to row p, and the decay [HALF] of all
-    rows up to there. `k_unit` [C] makes the rows of k unit length.
+def _update_rows(k, decay, p, k_row, decay_row, K: tl.constexpr):
+    """k [C, K] of unit length, each row decayed up to row p, and the decay [K] of all rows up to
+    there.
     """
     n = tl.arange(0, C)
-    d = tl.arange(0, HALF)
+    d = tl.arange(0, K)
     shown = (n <= p)[:, None]
-    tile = tl.load(k + n[:, None] * k_row + d[None, :], mask=shown, other=0.0).to(tl.float32)
+    tile = tl.load(k + n[:, None] * k_row + d[None, :], mask=shown, other=0.0)
     at = n[:, None] * decay_row + d[None, :]
     g = tl.load(decay + at, mask=shown, other=0.0)
     keep = tl.exp2(tl.sum(tl.maximum(g, CHANNEL_FLOOR), 0) * LOG2_E)
     later = tl.load(decay + at + decay_row, mask=(n < p)[:, None], other=0.0)
     later = tl.cumsum(tl.maximum(later, CHANNEL_FLOOR), 0, reverse=True) * LOG2_E
-    return tile * k_unit[:, None] * tl.exp2(later), keep
+    return tile.to(tl.float32) * unit_factor(tile)[:, None] * tl.exp2(later), keep
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "writes", "write_slots", "heads", "group"])
@@ -340,55 +332,38 @@ def finish(
     if count <= 0:
         return
     n = tl.arange(0, C)
-    d = tl.arange(0, K // 2)
+    d = tl.arange(0, K)
     e = tl.arange(0, BV)
-    shown = n < count
-    row = first.to(tl.int64) + n
+    shown = (n < count)[:, None]
+    row = first.to(tl.int64)
     tile = chunk.to(tl.int64) * heads + head
     states += tl.cast(slot, tl.int64) * (heads.to(tl.int64) * (K * V))
     states += _state_rows(head, part, K, V, BV)
-    left = tl.load(states)
-    right = tl.load(states + K // 2 * V)
-    k += first.to(tl.int64) * k_stride + (head // group) * K
+    s = tl.load(states)
+    k += row * k_stride + (head // group) * K
     if CHANNELS:
         at_k = keys + tile * (C * K) + n[:, None] * K + d[None, :]
     else:
         at_k = k + n[:, None] * k_stride + d[None, :]
-    k_left = tl.load(at_k, mask=shown[:, None], other=0.0).to(tl.bfloat16)
-    k_right = tl.load(at_k + K // 2, mask=shown[:, None], other=0.0).to(tl.bfloat16)
-    x = tl.dot(left.to(tl.bfloat16), tl.trans(k_left))
-    x = tl.dot(right.to(tl.bfloat16), tl.trans(k_right), x)
-    at_v = row[:, None] * v_stride + head * V + part * BV + e[None, :]
-    v_tile = tl.load(v + at_v, mask=shown[:, None], other=0.0)
+    k_tile = tl.load(at_k, mask=shown, other=0.0).to(tl.bfloat16)
+    x = tl.dot(k_tile, s.to(tl.bfloat16))
+    at_v = (row + n)[:, None] * v_stride + head * V + part * BV + e[None, :]
+    v_tile = tl.load(v + at_v, mask=shown, other=0.0).to(tl.float32)
     t_tile = tl.load(solved + tile * (C * C) + n[:, None] * C + n[None, :])
     if CHANNELS:
-        x = tl.trans(v_tile).to(tl.float32) - x
-        u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
-        k_tile = tl.load(
-            k + n[:, None] * k_stride + tl.arange(0, K)[None, :], mask=shown[:, None], other=0.0
-        )
-        k_unit = unit_factor(k_tile)
-        decay += (first.to(tl.int64) * heads + head) * K
-        k_left, keep_left = _update_rows(k, decay, count - 1, k_stride, heads * K, k_unit, K // 2)
-        k_right, keep_right = _update_rows(
-            k + K // 2, decay + K // 2, count - 1, k_stride, heads * K, k_unit, K // 2
-        )
-        left *= keep_left[None, :]
-        right *= keep_right[None, :]
-        k_left = k_left.to(tl.bfloat16)
-        k_right = k_right.to(tl.bfloat16)
+        u = tl.dot(t_tile, (v_tile - x).to(tl.bfloat16))
+        decay += (row * heads + head) * K
+        k_tile, keep = _update_rows(k, decay, count - 1, k_stride, heads * K, K)
+        s *= keep[:, None]
     else:
         factors += tile * (FACTORS * C)
-        x = tl.trans(v_tile).to(tl.float32) - x * tl.load(factors + n)[None, :]
-        u = tl.dot(x.to(tl.bfloat16), tl.trans(t_tile))
+        x = v_tile - x * tl.load(factors + n)[:, None]
+        u = tl.dot(t_tile, x.to(tl.bfloat16))
         whole = tl.load(factors + 4 * C + count - 1)
         g = tl.load(factors + 4 * C + n)
-        u *= (tl.exp2(tl.minimum(whole - g, 0.0)) * tl.load(factors + 3 * C + n))[None, :]
-        left *= tl.exp2(whole)
-        right *= tl.exp2(whole)
-    u = u.to(tl.bfloat16)
-    tl.store(states, tl.dot(u, k_left, left))
-    tl.store(states + K // 2 * V, tl.dot(u, k_right, right))
+        u *= (tl.exp2(tl.minimum(whole - g, 0.0)) * tl.load(factors + 3 * C + n))[:, None]
+        s *= tl.exp2(whole)
+    tl.store(states, tl.dot(tl.trans(k_tile.to(tl.bfloat16)), u.to(tl.bfloat16), s))
 
 
 @triton.jit

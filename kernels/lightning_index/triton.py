@@ -33,7 +33,7 @@ def _store_maxima(maxima, values, row, tile, mask, W, C: tl.constexpr, BEST: tl.
     """Keys of the bests of a tile's groups of BEST columns; C columns a tile, W groups a row."""
     best = tl.max(tl.reshape(values, (C // BEST, BEST)), 1)
     group = tile * (C // BEST) + tl.arange(0, C // BEST)
-    at = maxima + row.to(tl.int64) * W + group
+    at = maxima + row * W + group
     tl.store(at, keys_of(best, group < W), mask=mask & (group < W))
 
 
@@ -117,12 +117,12 @@ def scores(
                 mask = (place * UNIT < count) & (count > least) & (place < N)
                 tl.store(at_out + place, best, mask=mask)
                 if BEST:
-                    _store_maxima(maxima, best, t, tile, count > least, W, BK // UNIT, BEST)
+                    _store_maxima(maxima, best, token_64, tile, count > least, W, BK // UNIT, BEST)
             else:
                 mask = (column < N) & (count > least)
                 if MODE != MEMBERS_:
                     mask = mask & (column < count)
                 if BEST:
-                    _store_maxima(maxima, total, t, tile, count > least, W, BK, BEST)
+                    _store_maxima(maxima, total, token_64, tile, count > least, W, BK, BEST)
                 tl.store(at_out + column, total, mask=mask)
         start = end

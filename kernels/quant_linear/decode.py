@@ -127,11 +127,36 @@ def e2m1_to_bf16(code, scale, PTX: tl.constexpr):
 
 
 @triton.jit
-def e4m3_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Bytes SLOT and 2 + SLOT of each word, e4m3 * 2^-120 * scale in bf16.
+def own_halves(words, PTX: tl.constexpr):
+    """Words int32 [N, 2 W], each twice, to int16: the low half in even columns, the high in odd.
 
-    Here and below words are int32 [N, 2 W], each twice, so that column 2 w + e takes the part of
-    word w that lies in its half e; scale, of that shape, carries the inverse of the factor.
+    Each element says by its own byte numbers which half it takes, so that any two may share a
+    register.
+    """
+    odd = (tl.arange(0, words.shape[1]) % 2)[None, :]
+    if PTX:
+        return tl.inline_asm_elementwise(
+            asm="""{
+            .reg .b32 bytes;
+            mad.lo.u32 bytes, $4, 0x100, $3;
+            add.u32 bytes, bytes, 0x4400;
+            prmt.b32 $0, $1, $2, bytes;
+            }""",
+            constraints="=r,r,r,r,r",
+            args=[words, 0x10 + odd * 0x22],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return (words >> (16 * odd)).to(tl.int16)
+
+
+@triton.jit
+def e4m3_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Byte SLOT of each half of a word, e4m3 * 2^-120 * scale in bf16.
+
+    Here and below halves are int16 and scale, of their shape, carries the inverse of the factor.
     """
     if PTX:
         LEFT: tl.constexpr = "8" if SLOT == 0 else "0"
@@ -145,46 +170,21 @@ def e4m3_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
             shr.u32 q, p, 4;
             and.b32 q, q, 0x07F007F0;
             lop3.b32 q, q, p, zero, 0xF8;
-            fma.rn.bf16x2 $0, q, $3, zero;
+            fma.rn.bf16x2 $0, q, $2, zero;
             }""",
-            constraints="=r,r,r,r",
-            args=[words, scale],
+            constraints="=r,r,r",
+            args=[halves, scale],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=2,
         )
     else:
-        return _times(e4m3_of_word(_own_half(words) >> (8 * SLOT), 0), scale)
+        return _times(e4m3_of_word(_unsigned(halves) >> (8 * SLOT), 0), scale)
 
 
 @triton.jit
-def e8m0_pair(words, place, PTX: tl.constexpr):
-    """Byte `place`, a code up to 128, of each word: 2^(code - 1) in bf16 twice, int32 bits."""
-    if PTX:
-        # Bytes place, 0, place, 0.
-        return tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 p;
-            prmt.b32 p, $1, 0, $2;
-            mad.lo.u32 $0, p, 0x80, 0x3F003F00;
-            }""",
-            constraints="=r,r,r",
-            args=[words, 0x4040 + place * 0x0101],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        code = (words >> (8 * place)) & 0xFF
-        return ((code + 126) << 7) * 0x00010001
-
-
-@triton.jit
-def e2m1_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Nibbles SLOT and 4 + SLOT of each word, e2m1 * 2^-126 * scale in bf16; see e4m3_pair.
-
-    scale is a pair of equal bf16 in 32 bits, as e8m0_pair gives it.
-    """
+def e2m1_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Nibble SLOT of each half of a word, e2m1 * 2^-126 * scale in bf16; see e4m3_pair."""
     if PTX:
         LEFT: tl.constexpr = "12" if SLOT == 0 else ("8" if SLOT == 1 else "4")
         MOVE: tl.constexpr = "shl.b32 q, $1, " if SLOT < 2 else "shr.u32 q, $1, "
@@ -203,22 +203,21 @@ def e2m1_pair(words, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
             + """;
             and.b32 q, q, 0x01C001C0;
             lop3.b32 q, q, p, zero, 0xF8;
-            fma.rn.bf16x2 $0, q, $3, zero;
+            fma.rn.bf16x2 $0, q, $2, zero;
             }""",
-            constraints="=r,r,r,r,r",
-            args=[words, scale],
+            constraints="=r,r,r",
+            args=[halves, scale],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=2,
         )
     else:
-        one = (scale & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        return _times(e2m1_of_word(_own_half(words), SLOT), one)
+        return _times(e2m1_of_word(_unsigned(halves), SLOT), scale)
 
 
 @triton.jit
-def u4_pair(words, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Nibbles SLOT and 4 + SLOT of each word, n * f * scale + offset in bf16; see e4m3_pair.
+def u4_pair(halves, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
+    """Nibble SLOT of each half of a word, n * f * scale + offset in bf16; see e4m3_pair.
 
     bf16 bits below 2^8 count in units of 2^-133, so f is that, and 2^-129 for odd slots, which
     lie four bits higher.
@@ -235,16 +234,16 @@ def u4_pair(words, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
             and.b32 q, q, """
             + MASK
             + """;
-            fma.rn.bf16x2 $0, q, $3, $4;
+            fma.rn.bf16x2 $0, q, $2, $3;
             }""",
-            constraints="=r,r,r,r,r",
-            args=[words, scale, offset],
+            constraints="=r,r,r,r",
+            args=[halves, scale, offset],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=2,
         )
     else:
-        code = (_own_half(words) >> (4 * SLOT)) & 15
+        code = (_unsigned(halves) >> (4 * SLOT)) & 15
         # In two steps: fp32 holds 2^-133 as a subnormal.
         value = code.to(tl.float32) * (2.0 ** (4 * (SLOT % 2) - 100))
         value = value * (scale.to(tl.float32) * 2.0**-33)
@@ -252,10 +251,8 @@ def u4_pair(words, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def _own_half(words):
-    """Each word's low half in even columns, its high half in odd ones."""
-    e = tl.arange(0, words.shape[1]) % 2
-    return (words >> (16 * e)[None, :]) & 0xFFFF
+def _unsigned(halves):
+    return halves.to(tl.int32) & 0xFFFF
 
 
 @triton.jit
@@ -310,12 +307,13 @@ def scale_word(scales, rows, entry, mask, SCALE: tl.constexpr):
 
 
 @triton.jit
-def scale_of(word, entry, SCALE: tl.constexpr, PTX: tl.constexpr):
-    """Scale `entry` of each row, fp32; of e8m0 codes 2^126 times that, as a pair of bf16."""
+def scale_of(word, entry, SCALE: tl.constexpr):
+    """Scale `entry` of each row, fp32; of e8m0 codes, up to 128, 2^126 times that."""
     if SCALE == FP32_:
         return word
     elif SCALE == E8M0_:
-        return e8m0_pair(word, entry % 4, PTX)
+        code = (word >> (entry % 4 * 8)) & 0xFF
+        return ((code + 126) << 23).to(tl.float32, bitcast=True)
     else:
         bits = word >> (entry % 2 * 16)
         if SCALE == BF16_:
@@ -339,22 +337,22 @@ def _wide(column, BN: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def decoded(
-    twice, scale, zero, FORMAT: tl.constexpr, ASYMMETRIC: tl.constexpr, SLOT: tl.constexpr,
+    halves, scale, zero, FORMAT: tl.constexpr, ASYMMETRIC: tl.constexpr, SLOT: tl.constexpr,
     SCALED: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """bf16 [BN, WIDTH]: the weights of one slot, times 2^-8 where they are INT4.
+    """bf16 [BN, WIDTH]: the weights of one slot of `halves`, times 2^-8 where they are INT4.
 
-    scale fp32 [BN] (of e8m0 as _scale_of gives it) counts where SCALED, zero fp32 [BN] where
+    scale fp32 [BN] (of e8m0 as scale_of gives it) counts where SCALED, zero fp32 [BN] where
     ASYMMETRIC. The symmetric zero point 8 is a power of two, so that its product with a scale is
     exact and one multiply-add applies both.
     """
-    BN: tl.constexpr = twice.shape[0]
-    WIDTH: tl.constexpr = twice.shape[1]
+    BN: tl.constexpr = halves.shape[0]
+    WIDTH: tl.constexpr = halves.shape[1]
     if FORMAT == FP8_:
         factor = scale * 2.0**120 if SCALED else tl.full((BN,), 2.0**120, tl.float32)
-        return e4m3_pair(twice, _wide(factor, BN, WIDTH), SLOT, PTX)
+        return e4m3_pair(halves, _wide(factor, BN, WIDTH), SLOT, PTX)
     elif FORMAT == MXFP4_:
-        return e2m1_pair(twice, tl.broadcast_to(scale[:, None], (BN, WIDTH)), SLOT, PTX)
+        return e2m1_pair(halves, _wide(scale, BN, WIDTH), SLOT, PTX)
     else:
         FACTOR: tl.constexpr = 2.0 ** (125 - 4 * (SLOT % 2))
         one = tl.full((BN,), 1.0, tl.float32)
@@ -364,7 +362,7 @@ def decoded(
         elif not ASYMMETRIC:
             zero = one * 8.0
         factor = _wide(one * FACTOR, BN, WIDTH)
-        w = u4_pair(twice, factor, _wide(zero * -(2.0**-8), BN, WIDTH), SLOT, PTX)
+        w = u4_pair(halves, factor, _wide(zero * -(2.0**-8), BN, WIDTH), SLOT, PTX)
         if SCALED and ASYMMETRIC:
             w = times_bf16(w, _wide(scale, BN, WIDTH), PTX)
         return w

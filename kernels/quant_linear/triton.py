@@ -20,6 +20,7 @@ from kernels.quant_linear.decode import (
     decoded,
     e2m1_of_word,
     e4m3_of_word,
+    own_halves,
     scale_of,
     scale_word,
     two_scales,
@@ -274,12 +275,13 @@ def matrix_product(
                 word_mask = word_mask & (at // 4 + w < stride)[None, :]
             q = tl.load(own_words + (at // 4 + w)[None, :], mask=word_mask, other=0)
             twice = tl.reshape(tl.broadcast_to(q[:, :, None], (BN, W, 2)), (BN, 2 * W))
+            halves = own_halves(twice, PTX)
             entry = at // 16 if TWO else at // GROUP
             scale_mask = column_mask
             if not EVEN:
                 scale_mask = scale_mask & (at // 4 < stride)
             word = scale_word(scales, own_scales, entry, scale_mask, SCALE)
-            s = scale_of(word, entry, SCALE, PTX)
+            s = scale_of(word, entry, SCALE)
             z = s
             if ASYMMETRIC:
                 z = zero_of(zeros, own_zeros, entry, scale_mask)
@@ -287,7 +289,7 @@ def matrix_product(
                 if TWO and slot == 2:
                     if SCALE == FP32_:
                         word = scale_word(scales, own_scales, entry + 1, scale_mask, SCALE)
-                    s = scale_of(word, entry + 1, SCALE, PTX)
+                    s = scale_of(word, entry + 1, SCALE)
                     if ASYMMETRIC:
                         z = zero_of(zeros, own_zeros, entry + 1, scale_mask)
                 k = at * (SLOTS // 2) + 16 * slot + own_k
@@ -295,7 +297,7 @@ def matrix_product(
                 if not EVEN:
                     x_mask = x_mask & (k < K)[None, :]
                 x = tl.load(row_x + k[None, :], mask=x_mask, other=0.0).to(tl.bfloat16)
-                weight = decoded(twice, s, z, FORMAT, ASYMMETRIC, slot, SCALE_WEIGHT, PTX)
+                weight = decoded(halves, s, z, FORMAT, ASYMMETRIC, slot, SCALE_WEIGHT, PTX)
                 if SCALE_WEIGHT:
                     acc = tl.dot(x, tl.trans(weight), acc)
                 else:

@@ -18,7 +18,7 @@ from kernels.sampling.triton import BINS, adjust, best_of_blocks, best_of_row, c
 BLOCK, BLOCK_WARPS = 2048, 8
 COLLECT_TILES = 4  # blocks of a program of `collect`, which adds up the bins once for them
 CHOOSE_TILE, CHOOSE_WARPS = 1024, 8
-MOST_SORTED = 1024  # collected ids of a row that are sorted; in longer lists one searches
+MOST_SORTED = 512  # collected ids of a row that are sorted; in longer lists one searches
 CAPACITY = 16384  # collected ids of a row; a longer list is replaced by the row itself
 ROW_WARPS = 8
 GROUP = 64  # tokens whose best decides which are looked at for a top list
