@@ -108,12 +108,19 @@ def _resources(cubin: str) -> tuple[int, int]:
 
 
 def _hot_loop(sass: str) -> list[str]:
-    """The instructions of the loop with the most tensor core work, or else of the longest."""
+    """The instructions of the loop with the most tensor core work, or else of the longest.
+
+    Of loops within each other that have such work the innermost counts: it runs most often.
+    """
     rows = [(int(address, 16), text) for address, text in INSTRUCTION.findall(sass)]
-    loops = []
-    for address, text in rows:
-        jump = BACKWARD.search(text)
-        if jump and int(jump[1], 16) < address:
-            start = int(jump[1], 16)
-            loops.append([text for at, text in rows if start <= at <= address])
-    return max(loops, key=lambda loop: (sum("MMA" in text for text in loop), len(loop)), default=[])
+    jumps = ((address, BACKWARD.search(text)) for address, text in rows)
+    ranges = {(int(jump[1], 16), at) for at, jump in jumps if jump and int(jump[1], 16) < at}
+    loops = {r: [text for at, text in rows if r[0] <= at <= r[1]] for r in ranges}
+    work = {r: sum("MMA" in text for text in loop) for r, loop in loops.items()}
+    innermost = [r for r in ranges if not any(work[i] and _within(i, r) for i in ranges)]
+    hot = max(innermost, key=lambda r: (work[r], len(loops[r])), default=None)
+    return loops[hot] if hot else []
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]

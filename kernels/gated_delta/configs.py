@@ -9,9 +9,10 @@ from kernels import backend
 WARPS = 4
 # Of the preparation with decays of channels, whose tiles [64, 128] fill the registers of four.
 CHANNEL_WARPS = 8
-# Of a program of the pass: four for a head of 128 values, of which two fit a multiprocessor.
+# Values that a program of the pass keeps, and its warps: eight would do the same products twice.
 BLOCK_VALUES = 32
-# Of the pass: one chunk in flight. A second one would take the memory of a second program.
+PASS_WARPS = 4
+# Of the pass: one chunk in flight; sm86 and sm89 have no memory for a second one.
 STAGES = dict.fromkeys((80, 86, 89, 90), 2)
 
 

@@ -146,7 +146,7 @@ def run_pass(
         out_THV, states.written, starts_B1, write_token_W, slots.read_B, slots.write_W, tokens,
         sequences, writes, states.read.shape[0], states.written.shape[0], H=heads,
         GROUP=heads // key_heads, Q_ROW=q_TGK.stride(0), K_ROW=k_TGK.stride(0),
-        V_ROW=v_THV.stride(0), **constants, num_warps=configs.WARPS,
+        V_ROW=v_THV.stride(0), **constants, num_warps=configs.PASS_WARPS,
         num_stages=configs.stages(v_THV.device),
     )  # fmt: skip
     if writes:

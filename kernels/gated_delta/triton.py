@@ -200,13 +200,13 @@ def _chunk(
         update = tl.load(updates + n[None, :] * KEY_ROW + d[:, None], mask=shown_key, other=0.0)
     held = s.to(tl.bfloat16)
     x = tl.dot(k_tile.to(tl.bfloat16), held)
+    o = tl.dot(q_tile.to(tl.bfloat16), held)
     if not CHANNELS:
         x *= key_factor
     v_tile = tl.load(v + n[:, None] * V_ROW + e[None, :], mask=shown, other=0.0)
     x = v_tile.to(tl.float32) - x
     at_m = n[:, None] * C + n[None, :]
     u = tl.dot(tl.load(solved + at_m), x.to(tl.bfloat16))
-    o = tl.dot(q_tile.to(tl.bfloat16), held)
     if not CHANNELS:
         o *= query_factor
     o = tl.dot(tl.load(weights + at_m), u.to(tl.bfloat16), o)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kernels.aot.variant import Variant
@@ -20,7 +21,7 @@ KINDS = {
     **dict.fromkeys(INT64, "*i64"),
     "scale": "fp32",
 }
-ALIGNED = frozenset((*BF16, *FP32, "out", "q_stride", "k_stride", "v_stride"))
+ALIGNED = frozenset((*BF16, *FP32, *INT64, "out", "q_stride", "k_stride", "v_stride"))
 
 
 def variants(target: int) -> Iterator[Variant]:
@@ -33,7 +34,7 @@ def variants(target: int) -> Iterator[Variant]:
 def pass_variants(
     target: int, heads: int, group: int, row: int, *, channels: bool
 ) -> Iterator[Variant]:
-    """States in tensors of their own with fp32 outputs, and in a pool with bf16 outputs.
+    """States in tensors of their own, and in a pool with bf16 outputs.
 
     `row`: elements between tokens of q, k and v.
     """
@@ -42,9 +43,13 @@ def pass_variants(
     kind = "kda" if channels else "gated_delta"
     for pool in (False, True):
         constants = {**sizes, "POOL": pool}
-        label, out = f"{kind}{' pool' * pool}", "*bf16" if pool else "*fp32"
-        stages = configs.STAGES[target]
-        yield variant(f"{label} pass", delta_pass, {**constants, **shape}, stages, out)
+        label = f"{kind}{' pool' * pool}"
+        for out in ("*bf16",) if pool else ("*bf16", "*fp32"):
+            stages = configs.STAGES[target]
+            chunks = variant(
+                f"{label} pass {out[1:]}", delta_pass, {**constants, **shape}, stages, out
+            )
+            yield replace(chunks, warps=configs.PASS_WARPS)
         yield variant(f"{label} finish", finish, constants)
 
 

@@ -77,3 +77,27 @@ def test_the_decay_agrees(bound: float | None) -> None:
     f, a, dt = torch.randn(37, 3, 20), torch.randn(3), torch.randn(3, 20)
     found = launch.log_decay(f.to(DEVICE), a.to(DEVICE), dt.to(DEVICE), bound)
     torch.testing.assert_close(found.cpu(), reference.log_decay(f, a, dt, bound))
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_follows_other_lengths() -> None:
+    x = Inputs([200, 1, 99], True, 2, device=DEVICE)
+    out = torch.empty(x.v.shape, device=DEVICE)
+    states = x.state.new_empty(2, *x.state.shape[1:])
+    token = torch.tensor([199, 70], device=DEVICE)
+
+    def call() -> None:
+        kda(*x.tensors, States(x.state, states), x.starts, token, out)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for lengths, writes in (([10, 250, 40], [9, 259]), ([0, 0, 300], [299, 100])):
+        x.lengths = lengths
+        x.starts.copy_(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]))
+        token.copy_(torch.tensor(writes))
+        graph.replay()
+        exact_out, exact_states = x.exact()
+        assert error(out, exact_out) < BOUND
+        assert error(states, exact_states[writes]) < BOUND
