@@ -24,7 +24,7 @@ CHECKED = 256  # tokens that are compared with the recurrence
 def cases() -> Iterator[Case]:
     for tokens in TOKENS:
         peers = {"fla": partial(_fla, tokens)} if tokens == PEER_TOKENS else {}
-        yield Case("gated_delta", f"48 heads T={tokens}", partial(work, tokens), peers)
+        yield Case("gated_delta", f"prefill 48 heads T={tokens}", partial(work, tokens), peers)
 
 
 def inputs(tokens: int, device: str = "cuda") -> tuple[torch.Tensor, ...]:

@@ -25,7 +25,7 @@ CHECKED = 256  # tokens that are compared with the recurrence
 def cases() -> Iterator[Case]:
     for tokens in TOKENS:
         peers = {"fla": partial(_fla, tokens)} if tokens == PEER_TOKENS else {}
-        yield Case("kda", f"64 heads T={tokens}", partial(work, tokens), peers)
+        yield Case("kda", f"prefill 64 heads T={tokens}", partial(work, tokens), peers)
 
 
 def inputs(tokens: int, device: str = "cuda") -> tuple[torch.Tensor, ...]:

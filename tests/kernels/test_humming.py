@@ -345,7 +345,7 @@ def test_weights_on_a_processor_are_prepared_for_triton() -> None:
     stored = random_weights("int4-g128", 1024, 1024, 0, "cpu")
     for wanted in (None, "humming"):
         ready = prepare(stored, wanted)
-        assert isinstance(ready, Int4Matrix) and ready.order == "halves"
+        assert isinstance(ready, Int4Matrix) and ready.order == "fragments"
 
 
 def test_rows_in_parts_are_the_matrices_of_those_rows(monkeypatch: pytest.MonkeyPatch) -> None:
