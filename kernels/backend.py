@@ -10,6 +10,8 @@ import torch
 
 # Targets that kernels are tuned and compiled for: Ampere, Ada, and Hopper for measuring.
 TARGETS = (80, 86, 89, 90)
+# Shared memory of one block, KiB: CUDA programming guide, limits by compute capability.
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227}
 
 
 @cache

@@ -14,10 +14,8 @@ from triton import knobs
 
 from kernels.aot.stand_in import sample_launch, stand_in_for
 from kernels.aot.variant import Variant
+from kernels.backend import SHARED_KIB
 
-KIB = 1024
-# Shared memory of one block, bytes: CUDA programming guide, limits by compute capability.
-SHARED_LIMIT = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB}
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 BACKWARD = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
 
@@ -59,7 +57,7 @@ def compile_variant(variant: Variant, target: int, *, loops: bool = True) -> Rep
         file.write(compiled.asm["cubin"])
         file.flush()
         registers, stack = _resources(file.name)
-        loop = _hot_loop(_run("cuobjdump", "-sass", file.name)) if loops or stack else []
+        loop = hot_loop(_run("cuobjdump", "-sass", file.name)) if loops or stack else []
     loop_spills = sum(1 for text in loop if re.search(r"\b(LDL|STL)\b", text))
     shared = compiled.metadata.shared
     problem = "; ".join(_problems(shared, loop_spills, target))
@@ -75,8 +73,9 @@ def _cpu_seconds() -> float:
 
 
 def _problems(shared: int, loop_spills: int, target: int) -> Iterator[str]:
-    if shared > SHARED_LIMIT[target]:
-        yield f"shared memory {shared} of {SHARED_LIMIT[target]}"
+    limit = SHARED_KIB[target] << 10
+    if shared > limit:
+        yield f"shared memory {shared} of {limit}"
     if loop_spills:
         yield f"{loop_spills} spill instructions in the hot loop"
 
@@ -107,7 +106,7 @@ def _resources(cubin: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _hot_loop(sass: str) -> list[str]:
+def hot_loop(sass: str) -> list[str]:
     """The instructions of the loop with the most tensor core work, or else of the longest.
 
     Of loops within each other that have such work the innermost counts: it runs most often.

@@ -6,7 +6,7 @@ import torch
 
 from kernels import backend
 from kernels.delta_step import reference
-from kernels.delta_step.step import Pools, Slots, Weights
+from kernels.delta_step.step import Pools, Slots, Weights, new_counters
 
 __all__ = ["Pools", "Slots", "Weights", "gated_delta_step", "kda_step", "new_counters"]
 
@@ -68,10 +68,3 @@ def kda_step(
     from kernels.delta_step import launch
 
     return launch.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound)
-
-
-def new_counters(sequences: int, pools: Pools) -> torch.Tensor:
-    """What `gated_delta_step` needs for up to `sequences` sequences: zeros, and zeros again after
-    every launch, so that layers may share them. Their launches follow each other on one stream."""
-    count = sequences * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
-    return torch.zeros(count, dtype=torch.int32, device=pools.delta_SHKV.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.delta_step.step import TAPS, Pools, Slots, Weights
+from kernels.delta_step.step import TAPS, Pools, Slots, Weights, counters_of, new_counters
 from kernels.delta_step.triton import (
     BOUNDED_DECAY,
     CHANNEL_DECAY,
@@ -32,10 +32,10 @@ def gated_delta_step(
     counters: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See the package."""
-    need = len(slots.read_B) * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
+    sequences = len(slots.read_B)
     if counters is None:
-        counters = torch.zeros(need, dtype=torch.int32, device=qkv_TC.device)
-    assert counters.dtype == torch.int32 and counters.numel() >= need
+        counters = new_counters(sequences, pools)
+    assert counters.dtype == torch.int32 and counters.numel() >= counters_of(sequences, pools)
     given = (qkv_TC, a_TH, b_TH, z_TX)
     return _launch(given, weights, pools, slots, counters, HEAD_DECAY.value, 0.0)
 

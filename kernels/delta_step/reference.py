@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.activation.reference import sigmoid, softplus
-from kernels.causal_conv.reference import causal_conv
+from kernels.causal_conv.reference import causal_conv, history_rows
 from kernels.delta_step.step import TAPS, Pools, Slots, Weights
 from kernels.gated_delta.reference import gated_delta
 from kernels.kda.reference import kda, log_decay
@@ -102,17 +102,13 @@ def _rows(slots: Slots, count: int) -> _Rows:
     place_N = torch.arange(longest)
     sequence_T, place_T = (place_N < length_B[:, None]).nonzero(as_tuple=True)
     token_T = sequence_T * longest + place_T
-    delays_J = torch.arange(TAPS - 1, -1, -1)
-    back_TJ = place_T[:, None] - delays_J
-    window = TAPS - 1
-    in_window = (sequence_T + 1)[:, None] * window + back_TJ
-    in_step = sequences * window + token_T[:, None] - delays_J
+    delays = tuple(reversed(range(TAPS)))
     target_T = slots.write_BN[sequence_T, place_T]
     write_W = ((target_T >= 0) & (target_T < count)).nonzero()[:, 0]
     return _Rows(
         token_T,
         torch.cat([length_B.new_zeros(1), length_B.cumsum(0)]),
-        torch.where(back_TJ >= 0, in_step, in_window),
+        history_rows(token_T, sequence_T, place_T, sequences, TAPS - 1, delays),
         write_W,
         target_T[write_W],
     )

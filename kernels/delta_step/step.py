@@ -74,3 +74,15 @@ class Weights:
         assert self.conv_CJ.shape[1] == TAPS and self.gate_type in ("silu", "sigmoid")
         given = (self.conv_CJ, self.a_log_H, self.dt_bias, self.norm_V)
         assert all(x.is_contiguous() for x in given)
+
+
+def counters_of(sequences: int, pools: Pools) -> int:
+    """Counters of so many sequences: one for each channel of their q and k."""
+    return sequences * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
+
+
+def new_counters(sequences: int, pools: Pools) -> torch.Tensor:
+    """What `gated_delta_step` needs for up to `sequences` sequences: zeros, and zeros again after
+    every launch, so that layers may share them. Their launches follow each other on one stream."""
+    count = counters_of(sequences, pools)
+    return torch.zeros(count, dtype=torch.int32, device=pools.delta_SHKV.device)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
-from kernels.humming.cards import SHARED_KIB, Card
+from kernels.backend import SHARED_KIB
+from kernels.humming.cards import Card
 from kernels.humming.manifest import Entry, Manifest
 from kernels.humming.plan import Planned, plan
 from kernels.humming.runtime import PACKAGE, PACKAGE_VERSION

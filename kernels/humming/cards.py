@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB, MIB = 1 << 10, 1 << 20
-# Shared memory of one block, KiB: CUDA programming guide, limits by compute capability.
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 
 from kernels.humming.forms import BLOCK, Form, StoredMatrix
 from kernels.quant_linear.matrix import Fp8BlockMatrix, Int4Matrix
+from kernels.quant_linear.packing import check_e4m3
 from kernels.quant_linear.reference import scale_values
 
 # Legend: E experts, N outputs, K inputs, G groups of K.
@@ -20,7 +21,7 @@ LANES = 32
 TILE_N, TILE_K = 64, 16
 WORD_BYTES = 4
 CHUNK_BYTES = 1 << 26  # of codes that are reordered at a time
-NAN_E4M3, NAN_E8M0 = 0x7F, 255
+NAN_E8M0 = 255
 
 
 def repack(
@@ -42,9 +43,7 @@ def repack(
 
 def _check(weight: StoredMatrix) -> None:
     if isinstance(weight, Fp8BlockMatrix):
-        parts = torch.split(weight.codes.reshape(-1), CHUNK_BYTES)
-        if any(bool(((part & NAN_E4M3) == NAN_E4M3).any()) for part in parts):
-            raise ValueError("an e4m3 code is NaN")
+        check_e4m3(weight.codes)
     if weight.scale.dtype == torch.uint8 and bool((weight.scale == NAN_E8M0).any()):
         raise ValueError("an e8m0 scale is NaN")
 

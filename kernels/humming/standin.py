@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from kernels.humming.cards import KIB, MIB, SHARED_KIB, Card
+from kernels.backend import SHARED_KIB
+from kernels.humming.cards import KIB, MIB, Card
 
 
 def install(card: Card, cache: Path, compiler: str | None) -> None:

@@ -3,82 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from kernels import backend, kda
-from kernels.bench.case import Case, Work
+from kernels import kda
+from kernels.bench.case import Case
+from kernels.gated_delta import prefill
 from kernels.kda import reference
-
-KEY_HEADS = HEADS = 64
-WIDTH = 128
-TOKENS = (64, 256, 1024, 4096, 8192)
-PEER_TOKENS = 8192
-MAX_ERROR = 6e-3
-PEER_ERROR = 1e-2
-CHECKED = 256  # tokens that are compared with the recurrence
 
 
 def cases() -> Iterator[Case]:
-    for tokens in TOKENS:
-        peers = {"fla": partial(_fla, tokens)} if tokens == PEER_TOKENS else {}
-        yield Case("kda", f"prefill 64 heads T={tokens}", partial(work, tokens), peers)
+    yield from prefill.cases(LAYER)
 
 
-def inputs(tokens: int, device: str = "cuda") -> tuple[torch.Tensor, ...]:
-    """q, k, v, decay, beta and the state."""
-    keys = KEY_HEADS * WIDTH
-    row = torch.randn(tokens, 2 * keys + HEADS * WIDTH, device=device).bfloat16()
-    q, k = (row[:, i * keys : (i + 1) * keys].unflatten(1, (KEY_HEADS, WIDTH)) for i in (0, 1))
-    v = row[:, 2 * keys :].unflatten(1, (HEADS, WIDTH))
-    decay = -5 * torch.sigmoid(torch.randn(tokens, HEADS, WIDTH, device=device) - 2)
-    beta = torch.rand(tokens, HEADS, device=device)
-    return q, k, v, decay, beta, torch.randn(1, HEADS, WIDTH, WIDTH, device=device) * 0.1
+def _decay(x: torch.Tensor) -> torch.Tensor:
+    return -5 * torch.sigmoid(x)
 
 
-def work(tokens: int, device: str = "cuda") -> Work:
-    sets = [inputs(tokens, device) for _ in range(3)]
-    starts, token = (torch.tensor(x, device=device) for x in ([0, tokens], [tokens - 1]))
-    rule: Any = kda.kda
-    calls = [partial(rule, *x, starts, token, out_dtype=torch.bfloat16) for x in sets]
-    return Work(calls, partial(_error, sets[0], calls[0]), MAX_ERROR, *cost(tokens))
+def _peer() -> Callable[..., Any]:
+    rule: Callable[..., Any] = import_module("fla.ops.kda").chunk_kda
+    return rule
 
 
-def cost(tokens: int) -> tuple[float, float]:
-    """Bytes, and operations of chunks of 64 tokens."""
-    values = 2 * KEY_HEADS * WIDTH + 2 * HEADS * WIDTH + 2 * HEADS * WIDTH
-    state = 8.0 * HEADS * WIDTH * WIDTH
-    return 2.0 * tokens * values + state, 12.0 * tokens * HEADS * WIDTH * WIDTH
-
-
-def _error(given: tuple[torch.Tensor, ...], call: Callable[[], tuple[torch.Tensor, ...]]) -> float:
-    """Of the first outputs against the recurrence in fp32."""
-    q, k, v, decay, beta, state = given
-    count = min(CHECKED, len(v))
-    starts, token = (torch.tensor(x, device=v.device) for x in ([0, count], [count - 1]))
-    first = (x[:count].contiguous() for x in (q, k, v, decay, beta))
-    rule: Any = reference.kda
-    exact, _ = rule(*first, state, starts, token)
-    found = call()[0][:count].float()
-    return float((found - exact).norm() / exact.norm())
-
-
-def _fla(tokens: int) -> Work | None:
-    if not backend.has_package("fla"):
-        return None
-    rule = import_module("fla.ops.kda").chunk_kda
-    sets = [tuple(x.contiguous() for x in inputs(tokens)) for _ in range(3)]
-
-    def call(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        *rows, beta, state = given
-        out, last = rule(
-            *(x[None] for x in rows), beta=beta.bfloat16()[None], initial_state=state,
-            output_final_state=True, use_qk_l2norm_in_kernel=True, safe_gate=True,
-        )  # fmt: skip
-        return out[0], last
-
-    calls = [partial(call, x) for x in sets]
-    return Work(calls, partial(_error, sets[0], calls[0]), PEER_ERROR, *cost(tokens))
+LAYER = prefill.Layer(
+    operation="kda",
+    key_heads=64,
+    heads=64,
+    channel_decay=True,
+    decay=_decay,
+    rule=kda.kda,
+    reference=reference.kda,
+    peer=_peer,
+    peer_options=(("safe_gate", True),),
+)

@@ -21,6 +21,7 @@ from kernels.quant_linear.reference import scale_values
 
 # The kernels fold powers of two into scales in bf16: 2^126, 2^120 and 2^125.
 MAX_E8M0 = 128
+NAN_E4M3 = 0x7F
 MAX_FP8_SCALE, MAX_INT4_SCALE = 2.0**7, 2.0**2
 WORD_BYTES = 4
 CHUNK_BYTES = 1 << 26  # whole blocks
@@ -98,8 +99,7 @@ def prepare(weight: Matrix) -> Matrix:
         case Fp8BlockMatrix() | Int4Matrix() | Mxfp4Matrix() if weight.order == "fragments":
             return weight
         case Fp8BlockMatrix(codes, scale):
-            if any(bool(((part & 0x7F) == 0x7F).any()) for part in _chunks(codes)):
-                raise ValueError("an e4m3 code is NaN")
+            check_e4m3(codes)
             scale = scale_values(scale).contiguous()
             _check_scale(scale, MAX_FP8_SCALE)
             codes, inputs = _in_fragments(codes, _fp8_words), weight.in_features
@@ -115,6 +115,12 @@ def prepare(weight: Matrix) -> Matrix:
                 raise ValueError(f"an e8m0 scale code is {int(scale.max())}, more than {MAX_E8M0}")
             codes, inputs = _in_fragments(codes, _four_bit_words), weight.in_features
             return Mxfp4Matrix(codes, _padded(scale, SCALES_PADDED), "fragments", inputs)
+
+
+def check_e4m3(codes: torch.Tensor) -> None:
+    """ValueError for a NaN among e4m3 codes uint8, which kernels would decode as a number."""
+    if any(bool(((part & NAN_E4M3) == NAN_E4M3).any()) for part in _chunks(codes)):
+        raise ValueError("an e4m3 code is NaN")
 
 
 def _check_scale(scale: torch.Tensor, limit: float) -> None:

@@ -1,10 +1,25 @@
-"""Inputs of the delta rules, and the recurrence token by token in double precision."""
+"""Calls of the delta rules, and the recurrence token by token in double precision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
+
+from kernels.gated_delta import Slots
+from kernels.gated_delta.launch import States
+
+BOUND = 5e-3
+# Of one decay, and what is given to every rule: lengths, tokens of the writes.
+LENGTHS = (
+    ([1], [0]),
+    ([63], [62, 5]),
+    ([64], [63]),
+    ([65], [64, 63, 0]),
+    ([130], [129, 5, 63, 64, 100, 5]),
+    ([1, 0, 70, 3], [0, 40, 70, 72]),
+)
 
 
 @dataclass
@@ -64,3 +79,59 @@ class Inputs:
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.cpu().double() - exact).norm() / exact.norm())
+
+
+@dataclass
+class Call:
+    """A launch of `rule` with writes after packed tokens, its results poisoned."""
+
+    rule: Callable[..., None]
+    x: Inputs
+    writes: Sequence[int]
+    out: torch.Tensor = field(init=False)
+    states: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        x = self.x
+        self.out = torch.full(x.v.shape, torch.nan, device=x.device)
+        self.states = x.state.new_full((len(self.writes), *x.state.shape[1:]), torch.nan)
+        self._token = torch.tensor(self.writes, dtype=torch.int64, device=x.device)
+
+    def run(self) -> Call:
+        states = States(self.x.state, self.states)
+        self.rule(*self.x.tensors, states, self.x.starts, self._token, self.out)
+        return self
+
+    def change(self, lengths: list[int], writes: Sequence[int]) -> None:
+        """Other sequences of as many tokens, and other writes, in the same memory."""
+        self.x.lengths, self.writes = lengths, writes
+        self.x.starts.copy_(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]))
+        self._token.copy_(torch.tensor(writes))
+
+    def check(self) -> None:
+        """All writes are of tokens."""
+        exact_out, exact_states = self.x.exact()
+        assert error(self.out, exact_out) < BOUND
+        assert error(self.states, exact_states[list(self.writes)]) < BOUND
+
+
+def check_writes_out_of_range(rule: Callable[..., None], x: Inputs) -> None:
+    """`x` has 9 tokens."""
+    states = Call(rule, x, [-1, 8, 9, 2**40]).run().states
+    assert error(states[1], x.exact()[1][8]) < BOUND
+    assert states[[0, 2, 3]].isnan().all()
+
+
+def check_pool(rule: Callable[..., None], x: Inputs) -> None:
+    """A pool is read and written by slot; `x` has sequences of 3 and 66 tokens."""
+    pool = torch.randn(4, *x.state.shape[1:]).to(x.device)
+    before = pool.clone()
+    x.state = torch.stack([torch.zeros_like(pool[0]), pool[2]])
+    slots = Slots(*(torch.tensor(s, device=x.device) for s in ([-1, 2], [3, 2, 99])))
+    out = torch.full(x.v.shape, torch.nan, device=x.device)
+    token = torch.tensor([2, 68, 30], device=x.device)
+    rule(*x.tensors, States(pool, pool, slots), x.starts, token, out)
+    exact_out, exact_states = x.exact()
+    assert error(out, exact_out) < BOUND
+    assert error(pool[[3, 2]], exact_states[[2, 68]]) < BOUND
+    assert torch.equal(pool[:2], before[:2])

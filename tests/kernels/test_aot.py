@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kernels.aot.compile import hot_loop
+
 ROOT = Path(__file__).parents[2]
 # Operations with launches that no variant covers yet; a server compiles those at their first use.
 UNCOVERED = {
@@ -82,3 +84,17 @@ def test_variants_cover_the_launches_of_the_benchmark(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert all(line.startswith("sm80 ") for line in lines) and not done.stderr, done.stderr
     assert [line for line in lines if line.split()[1].rstrip(":") not in UNCOVERED] == []
+
+
+@pytest.mark.parametrize(
+    ("inner", "start", "hot"),
+    [
+        ("HMMA.16816.F32.BF16 R0, R4, R8, R0", 0x20, 2),  # inner: its work and its jump
+        ("FADD R0, R0, R1", 0x10, 4),  # only the outer loop has work
+    ],
+)
+def test_the_innermost_loop_with_tensor_core_work_is_hot(inner: str, start: int, hot: int) -> None:
+    lines = ["HMMA.16816.F32.BF16 R8, R4, R8, R8", inner, "@P0 BRA 0x20", "@P1 BRA 0x10"]
+    sass = "\n".join(f"/*{16 * (i + 1):04x}*/ {line};" for i, line in enumerate(lines))
+    found = hot_loop(sass)
+    assert len(found) == hot and found[0] == lines[start // 16 - 1]

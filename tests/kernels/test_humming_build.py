@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels import backend
-from kernels.humming.cards import SHARED_KIB
+from kernels.backend import SHARED_KIB
 from kernels.humming.manifest import load
 from kernels.humming.runtime import check_fits
 
