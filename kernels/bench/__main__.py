@@ -23,6 +23,9 @@ def main() -> int:
     parser.add_argument(
         "--select", type=Path, help="write tuned.json from the JSON of a --tune run and stop"
     )
+    parser.add_argument(
+        "--profile", type=Path, help="counters, by ncu, of the rows of this JSON below their mark"
+    )
     parser.add_argument("--only", default="", help="cases whose operation and name contain this")
     parser.add_argument("--no-peers", action="store_true", help="leave installed peers out")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
@@ -56,6 +59,9 @@ def _measure(arguments: argparse.Namespace) -> int:
         "triton": triton.__version__,
     }
     torch.manual_seed(0)
+    if arguments.profile:
+        _write(arguments.json, result | _profiled(arguments.profile))
+        return 0
     if arguments.tune:
         _write(arguments.json, result | {"rows": tune.tune(arguments.only, arguments.workers)})
         return 0
@@ -66,6 +72,16 @@ def _measure(arguments: argparse.Namespace) -> int:
         result["rows"].append(row)
         _write(arguments.json, result)
     return int(any("refused" in row for row in result["rows"]))
+
+
+def _profiled(results: Path) -> dict[str, Any]:
+    import torch
+
+    from kernels.bench.profile import profile
+
+    missed = report.missed(json.loads(results.read_text()))
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    return {"multiprocessors": processors, "rows": profile(missed)}
 
 
 def _write(path: Path | None, result: dict[str, Any]) -> None:

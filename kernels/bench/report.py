@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kernels.bench import obstacles
 from kernels.bench.marks import Marks
 
 RESULTS = Path(__file__).with_name("results")
+PROFILES = Path(__file__).with_name("profiles")
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 HEAD = """# Speed of the kernels
@@ -42,6 +45,13 @@ Speed, on a machine with a card; the second line makes a newer card run Ampere's
 python -m kernels.bench --json kernels/bench/results/CARD.json
 TRITON_OVERRIDE_ARCH=sm80 python -m kernels.bench --json kernels/bench/results/CARD-sm80.json
 python -m kernels.bench --table
+```
+
+Counters of the rows below their mark, on a card of the marks with Nsight Compute:
+
+```
+python -m kernels.bench --profile kernels/bench/results/CARD.json \\
+  --json kernels/bench/profiles/CARD.json
 ```
 
 Code, without a card: every variant compiled for sm80, sm86, sm89 and sm90, with shared memory,
@@ -79,13 +89,28 @@ COLUMNS = (
 def page() -> str:
     """The whole page."""
     marks = Marks()
-    results = (json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")))
-    return HEAD + "".join(_section(result, marks) for result in results) + FOOT
+    sections = "".join(_section(result, marks) for result in _read(RESULTS))
+    tables = "".join(obstacles.table(profile) for profile in _read(PROFILES))
+    return HEAD + sections + (obstacles.HEAD + tables if tables else "") + FOOT
 
 
 def write_page() -> None:
     """Rewrite docs/kernels.md."""
     PAGE.write_text(page())
+
+
+def missed(result: dict[str, Any]) -> list[list[str]]:
+    """[operation, case] of the rows of `result`, JSON of the benchmark, below their mark."""
+    marks = Marks()
+    return [
+        [row["operation"], row["case"]]
+        for row in result["rows"]
+        if "refused" not in row and marks.of(row["operation"], row["case"]).verdict(row) == "missed"
+    ]
+
+
+def _read(folder: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
 
 
 def _section(result: dict[str, Any], marks: Marks) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kernels.aot.registry import operations
-from kernels.bench import report
+from kernels.bench import obstacles, profile, report
 from kernels.bench.case import Case, Work
 from kernels.bench.ceilings import Ceilings
 from kernels.bench.marks import Mark, Marks
@@ -130,3 +130,81 @@ def test_a_wrong_or_failing_case_gets_no_figures(make: Any, reason: str) -> None
     (found,) = measure(cases, TOP, peers=True)
     assert reason in found["refused"] and "us" not in found
     assert list(found["peers"]) == ["other"] and reason in found["peers"]["other"]["refused"]
+
+
+def counters(*kernels: tuple[str, str, str]) -> str:
+    """The raw page of ncu: notes, names, units, then a line for each (kernel, blocks, ns)."""
+    stalls = [f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS]
+    numbers = [*profile.PERCENT.values(), *profile.NUMBERS.values(), profile.TIME]
+    columns = ["ID", "Kernel Name", *numbers, *stalls]
+    lines = [columns, [""] * len(columns)]
+    for place, (kernel, blocks, ns) in enumerate(kernels):
+        values = {
+            profile.NUMBERS["blocks"]: blocks,
+            profile.TIME: ns,
+            profile.PERCENT["l1"]: "71.5",
+        }
+        waits = [f"{value}" for value in STALLS.values()]
+        lines.append([str(place), kernel, *(values.get(name, "8") for name in numbers), *waits])
+    quoted = (",".join(f'"{cell}"' for cell in line) for line in lines)
+    return "==PROF== Connected\n" + "\n".join(quoted) + "\n"
+
+
+STALLS = {"wait": 1.5, "selected": 9.0, "long_scoreboard": 2.5, "barrier": 0.5}
+MARKER = ("at::<unnamed>::spin_kernel(long)", "1", "1,500")
+
+
+def test_kernels_between_two_markers_belong_to_one_case() -> None:
+    printed = 'ceilings\n{"operation": "a", "case": "x"}\n{"operation": "b", "case": "y"}\n'
+    page = counters(
+        MARKER, ("first", "12", "1,250"), ("void second<int>(long)", "1,024", "7"), MARKER
+    )
+    one, two = profile.rows(printed, page)
+    assert [(kernel["kernel"], kernel["us"]) for kernel in one["kernels"]] == [
+        ("first", 1.25), ("second", 0.007)
+    ]  # fmt: skip
+    assert one["kernels"][1]["launch"] == {
+        "blocks": 1024,
+        "threads": 8,
+        "registers": 8,
+        "shared": 8,
+    }
+    assert one["kernels"][0]["waits"] == {"long scoreboard": 2.5, "wait": 1.5}
+    assert two == {"operation": "b", "case": "y", "kernels": []}
+
+
+def test_a_case_that_does_not_run_has_no_kernels_and_takes_none() -> None:
+    printed = (
+        '{"operation": "a", "case": "x", "refused": "too large"}\n{"operation": "b", "case": "y"}'
+    )
+    refused, row = profile.rows(printed, counters(MARKER, ("only", "3", "1")))
+    assert "kernels" not in refused and [kernel["kernel"] for kernel in row["kernels"]] == ["only"]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "percent", "expected"),
+    [
+        (132, {"l1": 90.0}, "few blocks"),
+        (133, {"l1": 90.0, "memory": 61.0}, "memory, shared memory and L1"),
+        (133, {"tensor": 40.0}, "tensor cores"),
+        (133, {}, "latency: barrier"),
+    ],
+)
+def test_the_reading_names_the_unit_that_is_busy_or_what_warps_wait_for(
+    blocks: int, percent: dict[str, float], expected: str
+) -> None:
+    kernel = {
+        "launch": {"blocks": blocks},
+        "percent": dict.fromkeys(profile.PERCENT, 10.0) | percent,
+        "waits": {"wait": 1.0, "barrier": 3.0},
+    }
+    assert obstacles.reading(kernel, 132) == expected
+
+
+def test_only_rows_below_their_mark_are_profiled() -> None:
+    rows = [
+        {"operation": "rotary", "case": case, "us": us, "fraction": 0.4, "tflops": 0.0}
+        for case, us in (("slow", 5.5), ("quick", 4.5))
+    ]
+    rows.append({"operation": "rotary", "case": "wrong", "refused": "relative error"})
+    assert report.missed({"rows": rows}) == [["rotary", "slow"]]
