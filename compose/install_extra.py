@@ -14,6 +14,9 @@ from pathlib import Path
 
 # Packages whose own requirements are not followed: their needed sets are in the extras.
 NO_DEPENDENCIES = ("lmcache", "xgrammar", "humming-kernels")
+LOCKS = ("requirements.lock", "requirements-torch.lock")
+# Of extras for a card alone: torch brings parts of the toolkit in versions of its own.
+CARD_LOCK = "requirements-gpu.lock"
 
 
 def main(extra: str, pip_arguments: list[str]) -> None:
@@ -23,7 +26,8 @@ def main(extra: str, pip_arguments: list[str]) -> None:
     alone = [w for w in wanted if _name(w) in NO_DEPENDENCIES]
     rest = [w for w in wanted if _name(w) not in NO_DEPENDENCIES]
     install = [sys.executable, "-m", "pip", "install", *pip_arguments]
-    constraints = ["-c", "requirements.lock", "-c", "requirements-torch.lock"]
+    locks = (*LOCKS, CARD_LOCK) if extra.startswith("engine-gpu") else LOCKS
+    constraints = [word for lock in locks for word in ("-c", lock)]
     if alone:
         subprocess.run([*install, "--no-deps", *alone], check=True)
     subprocess.run([*install, *constraints, *rest], check=True)

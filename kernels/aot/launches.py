@@ -21,7 +21,7 @@ from kernels.aot.registry import operations, variants
 from kernels.aot.stand_in import sample_launch, stand_in_for
 from kernels.aot.variant import Variant
 from kernels.bench.case import Work
-from kernels.sparse_attention.configs import CARDS
+from kernels.cards import CARDS
 
 CARD = torch.device("cuda", 0)
 DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]

@@ -28,10 +28,12 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     """One row: `make` puts our work on the card, each of `peers` the same inputs with another
-    package, or None where that is not installed.
+    package, or None where that is not installed. `served_by` is the back end of a server that has
+    all packages: one of `peers`, or ours where none has the name.
     """
 
     operation: str
     name: str
     make: Callable[[], Work]
     peers: Mapping[str, Callable[[], Work | None]] = field(default_factory=dict)
+    served_by: str = ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernels.bench import obstacles
 from kernels.bench.marks import Marks
+from kernels.bench.served import TRITON, served
 
 RESULTS = Path(__file__).with_name("results")
 PROFILES = Path(__file__).with_name("profiles")
@@ -30,8 +31,12 @@ gets no time.
 - **peers**: microseconds, and in brackets their time over ours: above 1 we are faster. "library
   bf16" is a bf16 product of the same shape by the vendor's library, on its own choice of
   instructions.
-- **mark**: what the row must reach ("met") and, after the stroke, what is good enough to stop
-  ("good"); percent are of the floor.
+- **mark**: what the row must reach ("met") and, after the stroke, the best peer's figure ("good");
+  percent are of the floor.
+- **reached**: the mark by our own kernels, which a server without further packages runs.
+- **served by**: the back end that a server with humming-kernels takes for the row's weights, by
+  kernels/humming/select.json; where that is humming, with its time and what it reaches: "good" is
+  the peer's figure or better. All other rows are served by our kernels.
 
 Times are medians of CUDA graph replays over rotating inputs that exceed the caches.
 
@@ -82,7 +87,8 @@ PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitc
 """
 
 COLUMNS = (
-    "operation", "case", "us", "floor us", "%", "rate", "error", "peers", "mark", "reached", "run",
+    "operation", "case", "us", "floor us", "%", "rate", "error", "peers", "mark", "reached",
+    "served by", "run",
 )  # fmt: skip
 
 
@@ -105,8 +111,15 @@ def missed(result: dict[str, Any]) -> list[list[str]]:
     return [
         [row["operation"], row["case"]]
         for row in result["rows"]
-        if "refused" not in row and marks.of(row["operation"], row["case"]).verdict(row) == "missed"
+        if _reached(row, row, marks) == "missed"
     ]
+
+
+def _reached(row: dict[str, Any], figures: dict[str, Any], marks: Marks) -> str:
+    """What figures reach of the row's mark: good, met, missed or refused."""
+    if "refused" in figures:
+        return "refused"
+    return marks.of(row["operation"], row["case"]).verdict(figures)
 
 
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
@@ -133,9 +146,15 @@ def _setting(result: dict[str, Any]) -> str:
 
 
 def _tally(rows: list[dict[str, str]], marks: Marks) -> str:
-    counts = Counter(row["reached"] for row in rows)
-    figures = ", ".join(f"{counts[name]} {name}" for name in ("good", "met", "missed", "refused"))
-    return f"Marks: {figures}. Their source: {marks.source}"
+    own = _count([row["reached"] for row in rows])
+    peers = [row["served by"].split()[-1] for row in rows if row["served by"] != TRITON]
+    others = f" Served by humming: {_count(peers)}." if peers else ""
+    return f"Marks: {own}.{others} Their source: {marks.source}"
+
+
+def _count(verdicts: list[str]) -> str:
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[name]} {name}" for name in ("good", "met", "missed", "refused"))
 
 
 def _table(rows: list[dict[str, str]]) -> str:
@@ -154,8 +173,8 @@ def _cells(row: dict[str, Any], ceilings: dict[str, float], marks: Marks | None)
     }
     if marks:
         mark = marks.of(row["operation"], row["case"])
-        reached = "refused" if "refused" in row else mark.verdict(row)
-        cells |= {"mark": str(mark), "reached": reached}
+        cells |= {"mark": str(mark), "reached": _reached(row, row, marks)}
+        cells["served by"] = _served_by(row, marks)
     if "refused" in row:
         return cells | {"us": f"refused: {row['refused']}".replace("|", "/")}
     return cells | {
@@ -165,6 +184,15 @@ def _cells(row: dict[str, Any], ceilings: dict[str, float], marks: Marks | None)
         "rate": _rate(row, ceilings),
         "error": f"{row['error']:.1e}" if "error" in row else f"< {row['error_below']:.1e}",
     }
+
+
+def _served_by(row: dict[str, Any], marks: Marks) -> str:
+    """The back end; a peer with its time and what it reaches."""
+    name, figures = served(row)
+    if figures is row:
+        return name
+    time = f"{figures['us']:.1f} us, " if "us" in figures else ""
+    return f"{name}: {time}{_reached(row, figures, marks)}"
 
 
 def _rate(row: dict[str, Any], ceilings: dict[str, float]) -> str:

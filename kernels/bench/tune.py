@@ -37,13 +37,13 @@ def candidates(weights: str, rows: int) -> Iterator[Config]:
         wide = ((32, 64, 4), (32, 128, 4), (64, 128, 4), (64, 128, 8), (64, 256, 8))
         for (block_m, block_n, warps), split in combinations(wide, (1, 2, 4, 8)):
             yield Config("matrix", block_n, full, warps, block_m, 3, split, True)
-            yield Config("matrix", block_n, full // 2, warps, block_m, 4, split, True)
+            if full > 64:
+                yield Config("matrix", block_n, 64, warps, block_m, 4, split, True)
     else:
         # Tiles wider than high: each warp then decodes weights of its own.
         large = ((64, 128, 4), (64, 256, 8), (128, 256, 8))
         for (block_m, block_n, warps), stages in combinations(large, (3, 4)):
-            yield Config("matrix", block_n, full // 2, warps, block_m, stages, 1, True)
-            yield Config("matrix", block_n, 32, warps, block_m, stages, 1, True)
+            yield Config("matrix", block_n, 64, warps, block_m, stages, 1, True)
 
 
 def _precompile(job: tuple[str, int, Config]) -> str:

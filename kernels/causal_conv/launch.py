@@ -75,10 +75,10 @@ def conv_packed(
     assert x_TC.stride(1) == 1 and pool_PSC.is_contiguous() and weight_CJ.is_contiguous()
     out_TC = torch.empty(tokens, channels, dtype=x_TC.dtype, device=x_TC.device)
     if tokens:
-        kernels.conv_packed[grid(tokens, channels)](
+        kernels.conv_packed[packed_grid(tokens, channels, dilation)](
             x_TC, pool_PSC, weight_CJ, out_TC, packed.sequence_T, packed.offset_T, packed.read_B,
             tokens, sequences, slots, channels, x_TC.stride(0), J=taps, D=dilation,
-            **tile(tokens), num_warps=WARPS, num_stages=STAGES,
+            **packed_tile(tokens), num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     if tokens and writes:
         values = window_tile(window)
@@ -100,7 +100,18 @@ def grid(tokens: int, channels: int) -> tuple[int, int]:
     return -(-tokens // values["BT"]), -(-channels // values["BC"])
 
 
+def packed_tile(tokens: int) -> dict[str, int]:
+    """Rows of tokens, tokens of a row and channels of a program of `conv_packed`."""
+    return {"P": 2, "L": 1, "BC": 256} if tokens <= FEW_TOKENS else {"P": 4, "L": 16, "BC": 256}
+
+
+def packed_grid(tokens: int, channels: int, dilation: int) -> tuple[int, int]:
+    values = packed_tile(tokens)
+    rows = -(-tokens // (values["L"] * dilation)) * dilation
+    return -(-rows // values["P"]), -(-channels // values["BC"])
+
+
 def window_tile(window: int) -> dict[str, int]:
     """The constants of `write_windows` for windows of so many rows."""
     rows = 1 << (window - 1).bit_length()
-    return {"S": window, "ROWS": rows, "BC": max(32, 1024 // rows), "BW": WRITES}
+    return {"S": window, "ROWS": rows, "BC": max(64, 4096 // rows), "BW": WRITES}

@@ -1,7 +1,7 @@
 """Triton kernels of the causal convolution: outputs of packed tokens, and new windows.
 
 Legend: T packed tokens, B sequences, C channels, J taps, D dilation, S = (J - 1) D rows of a
-window, BT x BC tokens and channels of a program.
+window, BC channels of a program and BT tokens, or P rows of L tokens.
 """
 
 from __future__ import annotations
@@ -50,42 +50,90 @@ def conv_rows(
     tl.store(place, silu_of(total).to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _store_silu(out, total, mask):
+    tl.store(out, silu_of(total).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _slide(x, weight, out, token, channel, T, C, x_token, D: tl.constexpr, L: tl.constexpr):
+    """L outputs of every row of tokens [P], D tokens apart, of which each row is read once."""
+    inside = (channel < C)[None, :]
+    at = weight + channel * 4
+    w0 = tl.load(at, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    w1 = tl.load(at + 1, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    w2 = tl.load(at + 2, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    w3 = tl.load(at + 3, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    place = x + (token * x_token)[:, None] + channel[None, :]
+    to = out + (token * C)[:, None] + channel[None, :]
+    step = tl.cast(x_token, tl.int64) * D
+    mask = (token < T)[:, None] & inside
+    x0 = tl.load(place - 3 * step, mask=mask, other=0.0).to(tl.float32)
+    x1 = tl.load(place - 2 * step, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(place - step, mask=mask, other=0.0).to(tl.float32)
+    for i in tl.static_range(L):
+        mask = (token + i * D < T)[:, None] & inside
+        x3 = tl.load(place + i * step, mask=mask, other=0.0).to(tl.float32)
+        total = tl.zeros(x3.shape, tl.float32) + x0 * w0
+        total = total + x1 * w1
+        total = total + x2 * w2
+        _store_silu(to + tl.cast(C, tl.int64) * (i * D), total + x3 * w3, mask)
+        x0, x1, x2 = x1, x2, x3
+
+
+@triton.jit
+def _gather(
+    x, pool, weight, out, sequence_of, read_slot, token, offset, channel, T, B, slots, C, x_token,
+    J: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """An output of each token [P], of which taps may lie in the window of its sequence."""
+    S: tl.constexpr = (J - 1) * D
+    inside = (token < T)[:, None] & (channel < C)[None, :]
+    sequence = tl.load(sequence_of + token, mask=token < T, other=-1)
+    known = (sequence >= 0) & (sequence < B)
+    slot = tl.load(read_slot + sequence, mask=known, other=-1)
+    known = known & (slot >= 0) & (slot < slots)
+    window = tl.where(known, slot, 0) * S
+    total = tl.zeros(inside.shape, tl.float32)
+    for j in tl.static_range(J):
+        back = offset - (J - 1 - j) * D
+        place = x + ((token - (J - 1 - j) * D) * x_token)[:, None] + channel[None, :]
+        tap = tl.load(place, mask=inside & (back >= 0)[:, None], other=0.0).to(tl.float32)
+        place = pool + ((window + S + back) * C)[:, None] + channel[None, :]
+        old = (known & (back < 0) & (back >= -S))[:, None]
+        tap = tap + tl.load(place, mask=inside & old, other=0.0).to(tl.float32)
+        w = tl.load(weight + channel * J + j, mask=channel < C, other=0.0).to(tl.float32)
+        total = total + tap * w[None, :]
+    _store_silu(out + (token * C)[:, None] + channel[None, :], total, inside)
+
+
 @triton.jit(do_not_specialize=["T", "B", "slots"])
 def conv_packed(
     x, pool, weight, out, sequence_of, offset_of, read_slot, T, B, slots, C, x_token,
-    J: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    J: tl.constexpr, D: tl.constexpr, P: tl.constexpr, L: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """out [T, C]; taps before a sequence's part of the step lie in its window in the pool."""
-    S: tl.constexpr = (J - 1) * D
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    """out [T, C]; taps before a sequence's part of the step lie in its window in the pool.
+
+    A program has P rows of L tokens that are D apart: of each, the next output needs one new tap.
+    """
+    row = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = (token < T)[:, None] & (channel < C)[None, :]
-    offset = tl.load(offset_of + token, mask=token < T, other=FAR)
-    offset = tl.where(offset > token, token, offset)
-    total = tl.zeros((BT, BC), tl.float32)
-    if tl.min(offset) >= S:
-        for j in tl.static_range(J):
-            place = x + ((token - (J - 1 - j) * D) * x_token)[:, None] + channel[None, :]
-            tap = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-            w = tl.load(weight + channel * J + j, mask=channel < C, other=0.0).to(tl.float32)
-            total = total + tap * w[None, :]
+    start = row // D * (L * D) + row % D
+    least = -1
+    if (J == 4) & (L > 1):
+        every = start[:, None] + (tl.arange(0, L) * D)[None, :]
+        offset = tl.load(offset_of + every, mask=every < T, other=FAR)
+        least = tl.min(tl.minimum(offset, every))
+    if least >= (J - 1) * D:
+        _slide(x, weight, out, start, channel, T, C, x_token, D, L)
     else:
-        sequence = tl.load(sequence_of + token, mask=token < T, other=-1)
-        known = (sequence >= 0) & (sequence < B)
-        slot = tl.load(read_slot + sequence, mask=known, other=-1)
-        known = known & (slot >= 0) & (slot < slots)
-        window = tl.where(known, slot, 0) * S
-        for j in tl.static_range(J):
-            back = offset - (J - 1 - j) * D
-            place = x + ((token - (J - 1 - j) * D) * x_token)[:, None] + channel[None, :]
-            tap = tl.load(place, mask=inside & (back >= 0)[:, None], other=0.0).to(tl.float32)
-            place = pool + ((window + S + back) * C)[:, None] + channel[None, :]
-            old = (known & (back < 0) & (back >= -S))[:, None]
-            tap = tap + tl.load(place, mask=inside & old, other=0.0).to(tl.float32)
-            w = tl.load(weight + channel * J + j, mask=channel < C, other=0.0).to(tl.float32)
-            total = total + tap * w[None, :]
-    place = out + (token * C)[:, None] + channel[None, :]
-    tl.store(place, silu_of(total).to(out.dtype.element_ty), mask=inside)
+        for i in range(L):
+            token = start + i * D
+            own = tl.minimum(tl.load(offset_of + token, mask=token < T, other=0), token)
+            _gather(
+                x, pool, weight, out, sequence_of, read_slot, token, own, channel, T, B, slots,
+                C, x_token, J, D,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "W", "slots"])

@@ -38,7 +38,7 @@ def variants(target: int) -> Iterator[Variant]:
             name = f"conv_packed {tokens} dilation {dilation}"
             yield _variant(
                 name, triton.conv_packed, pointers, ("T", "B", "slots"), ("C", "x_token"),
-                values | {"D": dilation},
+                {"J": TAPS, "D": dilation} | launch.packed_tile(tokens),
             )  # fmt: skip
     for dilation in DILATIONS:
         window = (TAPS - 1) * dilation

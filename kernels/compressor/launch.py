@@ -57,11 +57,16 @@ def pool_constants(tokens: int, ratio: int, *, overlap: bool) -> dict[str, int |
     return {
         "RATIO": ratio,
         "OVERLAP": overlap,
-        "SPAN": 1 if few else 1 << (ratio.bit_length() - 1),
+        "SPAN": _span(tokens, ratio),
         "BD": CHANNELS,
         "UNROLL": min(ratio, UNROLLED if few else MOST_UNROLLED),
         "CHUNK": SEQUENCES,
     }
+
+
+def _span(tokens: int, ratio: int) -> int:
+    """Tokens of a program; of these one fills an entry, unless they are of several sequences."""
+    return 1 if tokens <= FEW_TOKENS else 1 << (ratio.bit_length() - 1)
 
 
 def write_entries(
@@ -100,16 +105,19 @@ def store_entries(
     if tokens == 0:
         return
     tail = pool_PND if finish.form is None else cache_rows.tail_view(pool_PND, finish.form)
-    store_kernel[(tokens,)](
+    values = store_constants(
+        tokens, width, finish.cos_TF.shape[1], ratio, finish.dtype, finish.form,
+        rotated=finish.rotated,
+    )  # fmt: skip
+    store_kernel[(-(-tokens // int(values["SPAN"])),)](
         entries_TD, finish.weight_D, finish.cos_TF, finish.sin_TF, pool_PND, tail, pages_BP,
         sequence_T, positions_T, tokens, *_sizes(pool_PND, pages_BP), finish.eps,
-        **store_constants(width, finish.cos_TF.shape[1], ratio, finish.dtype, finish.form,
-                          rotated=finish.rotated),
-        num_warps=WARPS, num_stages=STAGES,
+        **values, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
 def store_constants(
+    tokens: int,
     width: int,
     angles: int,
     ratio: int,
@@ -126,6 +134,7 @@ def store_constants(
     return (stored if form is None else cache_rows.constants(width, form)) | {
         "F": angles,
         "RATIO": ratio,
+        "SPAN": _span(tokens, ratio),
         "ROUND": ROUND[dtype],
         "ROTATED": rotated,
         "LOG": wide.bit_length() - 1,

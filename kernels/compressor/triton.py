@@ -199,43 +199,64 @@ def _rounded(x, ROUND: tl.constexpr):
         return x
 
 
+@triton.jit
+def _store_entry(
+    entries, weight, cos, sin, pool, pool_tail, token, row, fills, eps,
+    F: tl.constexpr, ROUND: tl.constexpr, ROTATED: tl.constexpr, LOG: tl.constexpr,
+    CODED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TAIL: tl.constexpr,
+    FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, E8M0: tl.constexpr,
+    ITEM: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Norm, rotary, Hadamard rotation, encoding and insertion of the entry of one token [1]."""
+    d = tl.arange(0, DP)
+    at = token[:, None] * D + d[None, :]
+    x = tl.load(entries + at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
+    x = _rounded(x, ROUND)
+    scale = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)
+    x = _rounded(x * inverse[:, None] * scale[None, :], ROUND)
+    even, odd = tl.split(tl.reshape(x, (1, DP // 2, 2)))
+    angle = tl.arange(0, DP // 2) - (D // 2 - F)
+    turns = ((angle >= 0) & (angle < F))[None, :]
+    at = token[:, None] * F + angle[None, :]
+    c = tl.load(cos + at, mask=turns, other=1.0)
+    s = tl.load(sin + at, mask=turns, other=0.0)
+    x = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (1, DP))
+    x = _rounded(x, ROUND)
+    if ROTATED:
+        x = _rounded(rotate(x, 1, DP, LOG), ROUND)
+    if CODED:
+        store_rows(
+            pool, pool_tail, row, fills, x, 1, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD
+        )
+    else:
+        at = row[:, None] * D + d[None, :]
+        mask = fills[:, None] & (d < D)[None, :]
+        tl.store(pool + at, x.to(pool.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["T", "sequences", "width", "pages", "shift", "eps"])
 def store_entries(
     entries, weight, cos, sin, pool, pool_tail, table, sequence_of, positions,
     T, sequences, width, pages, shift, eps,
-    F: tl.constexpr, RATIO: tl.constexpr, ROUND: tl.constexpr, ROTATED: tl.constexpr,
-    LOG: tl.constexpr, CODED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    TAIL: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr,
-    E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr,
+    F: tl.constexpr, RATIO: tl.constexpr, SPAN: tl.constexpr, ROUND: tl.constexpr,
+    ROTATED: tl.constexpr, LOG: tl.constexpr, CODED: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, TAIL: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr,
+    GROUP: tl.constexpr, E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """Norm, rotary, Hadamard rotation, encoding and insertion of the entry of one token."""
-    token = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    """Store the entries of SPAN tokens, of which few fill one: see `_store_entry`."""
+    first = tl.program_id(0).to(tl.int64) * SPAN
+    token = first + tl.arange(0, SPAN)
     row, fills = place_of(
         table, sequence_of, positions, token, T, sequences, width, pages, shift, RATIO
     )
-    if tl.max(fills.to(tl.int32), 0) > 0:
-        d = tl.arange(0, DP)
-        at = token[:, None] * D + d[None, :]
-        x = tl.load(entries + at, mask=(d < D)[None, :], other=0.0).to(tl.float32)
-        x = _rounded(x, ROUND)
-        scale = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)
-        x = _rounded(x * inverse[:, None] * scale[None, :], ROUND)
-        even, odd = tl.split(tl.reshape(x, (1, DP // 2, 2)))
-        angle = tl.arange(0, DP // 2) - (D // 2 - F)
-        turns = ((angle >= 0) & (angle < F))[None, :]
-        at = token[:, None] * F + angle[None, :]
-        c = tl.load(cos + at, mask=turns, other=1.0)
-        s = tl.load(sin + at, mask=turns, other=0.0)
-        x = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (1, DP))
-        x = _rounded(x, ROUND)
-        if ROTATED:
-            x = _rounded(rotate(x, 1, DP, LOG), ROUND)
-        if CODED:
-            store_rows(
-                pool, pool_tail, row, fills, x, 1, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD
-            )
-        else:
-            at = row[:, None] * D + d[None, :]
-            mask = fills[:, None] & (d < D)[None, :]
-            tl.store(pool + at, x.to(pool.dtype.element_ty), mask=mask)
+    end = first + SPAN
+    filling = tl.min(tl.where(fills, token, end), 0)
+    while filling < end:
+        place = tl.sum(tl.where(token == filling, row, 0), 0)
+        _store_entry(
+            entries, weight, cos, sin, pool, pool_tail, filling + tl.zeros((1,), tl.int64),
+            place + tl.zeros((1,), tl.int64), tl.full((1,), 1, tl.int1), eps, F, ROUND, ROTATED,
+            LOG, CODED, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD,
+        )  # fmt: skip
+        filling = tl.min(tl.where(fills & (token > filling), token, end), 0)

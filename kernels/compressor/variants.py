@@ -14,7 +14,7 @@ from kernels.compressor.triton import pool_rows, store_entries, write_entries
 
 ANGLES = 32
 POOLED = ((4, True), (128, False), (2, False))
-POOLED_TOKENS = (1, 4096)
+POOLED_TOKENS = STORED_TOKENS = (1, 4096)
 # Width, ratio, form and rotation of entries and index keys of DeepSeek-V4 and V4.1.
 STORED: tuple[tuple[str, int, int, RowFormat | None, bool], ...] = (
     ("V4 entries", 512, 4, latent_rows(512, 64), False),
@@ -41,8 +41,8 @@ def variants(target: int) -> Iterator[Variant]:
             frozenset(arguments) - {"T", "B"}, launch.POOL_WARPS,
             launch.STAGES,
         )  # fmt: skip
-    for name, width, ratio, form, rotated in STORED:
-        yield _stored(name, width, ratio, form, rotated)
+    for entry, tokens in product(STORED, STORED_TOKENS):
+        yield _stored(tokens, *entry)
     for kind, ratio in (("u8", 2), ("bf16", 2)):
         arguments = {"entries": f"*{kind}", "pool": f"*{kind}"} | dict.fromkeys(PLACES, "*i64")
         pointers = frozenset(arguments)
@@ -53,15 +53,19 @@ def variants(target: int) -> Iterator[Variant]:
         )  # fmt: skip
 
 
-def _stored(name: str, width: int, ratio: int, form: RowFormat | None, rotated: bool) -> Variant:
+def _stored(
+    tokens: int, name: str, width: int, ratio: int, form: RowFormat | None, rotated: bool
+) -> Variant:
     pool = "*bf16" if form is None else "*u8"
     tail = "*bf16" if form is None or form.plain else "*u8"
     arguments = {"entries": "*fp32", "weight": "*bf16", "cos": "*fp32", "sin": "*fp32"}
     arguments |= {"pool": pool, "pool_tail": tail} | dict.fromkeys(PLACES, "*i64")
     pointers = frozenset(arguments)
     arguments |= dict.fromkeys(SIZES, "i32") | {"eps": "fp32"}
-    constants = launch.store_constants(width, ANGLES, ratio, torch.bfloat16, form, rotated=rotated)
+    constants = launch.store_constants(
+        tokens, width, ANGLES, ratio, torch.bfloat16, form, rotated=rotated
+    )
     return Variant(
-        f"store_entries {name} {ratio}", store_entries, arguments, constants, pointers,
+        f"store_entries {name} {ratio} T={tokens}", store_entries, arguments, constants, pointers,
         launch.WARPS, launch.STAGES,
     )  # fmt: skip

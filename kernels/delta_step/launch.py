@@ -14,10 +14,9 @@ from kernels.delta_step.triton import (
     delta_step,
 )
 
-# The same for every number of sequences and tokens: sums over K then have one order.
-WARPS, STAGES = 8, 1
-# Two programs on a multiprocessor; with more tokens that would spill.
-DECODE_REGISTERS = 128
+# The same for every number of sequences and tokens: sums over K then have one order. With more
+# warps a multiprocessor has as many, but each exchange between them waits for more.
+WARPS, STAGES = 4, 1
 GATES = {"sigmoid": SIGMOID_GATE.value, "silu": SILU_GATE.value}
 
 
@@ -69,11 +68,6 @@ def constants(
     }  # fmt: skip
 
 
-def registers(tokens: int) -> int | None:
-    """Most registers of a thread; None for what the compiler likes."""
-    return DECODE_REGISTERS if tokens == 1 else None
-
-
 def _launch(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     weights: Weights,
@@ -100,6 +94,6 @@ def _launch(
         weights.dt_bias, weights.norm_V, out_THV, slots.read_B, slots.write_BN, slots.length_B,
         counters, *(x.stride(0) for x in rows), count, weights.eps, bound,
         **constants(tokens, ratio, key_dim, value_dim, decay, gate),
-        num_warps=WARPS, num_stages=STAGES, maxnreg=registers(tokens),
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out_THV

@@ -25,20 +25,20 @@ NUMBERS = ("qkv_token", "a_token", "b_token", "z_token", "slots")
 def _row_weights(conv, channel, mask):
     """The four taps of channels, oldest first."""
     at = conv + channel * TAPS
-    w0 = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    w1 = tl.load(at + 1, mask=mask, other=0.0).to(tl.float32)
-    w2 = tl.load(at + 2, mask=mask, other=0.0).to(tl.float32)
-    w3 = tl.load(at + 3, mask=mask, other=0.0).to(tl.float32)
+    w0 = tl.load(at, mask=mask, other=0.0)
+    w1 = tl.load(at + 1, mask=mask, other=0.0)
+    w2 = tl.load(at + 2, mask=mask, other=0.0)
+    w3 = tl.load(at + 3, mask=mask, other=0.0)
     return w0, w1, w2, w3
 
 
 @triton.jit
 def _convolved(x0, x1, x2, x3, w0, w1, w2, w3):
     """silu of the weighted sum, rounded to the type of x as between two operations."""
-    y = x0.to(tl.float32) * w0
-    y = y + x1.to(tl.float32) * w1
-    y = y + x2.to(tl.float32) * w2
-    y = y + x3.to(tl.float32) * w3
+    y = x0.to(tl.float32) * w0.to(tl.float32)
+    y = y + x1.to(tl.float32) * w1.to(tl.float32)
+    y = y + x2.to(tl.float32) * w2.to(tl.float32)
+    y = y + x3.to(tl.float32) * w3.to(tl.float32)
     return silu_of(y).to(x3.dtype).to(tl.float32)
 
 
@@ -55,6 +55,98 @@ def _rows_of(tile, W: tl.constexpr):
 def _products(state, k, q):
     """state^T k and state^T q, summed together."""
     return tl.split(tl.sum(tl.join(state * k[:, None], state * q[:, None]), 0))
+
+
+@triton.jit
+def _known_slot(read_slot, sequence, slots):
+    """The slot that a sequence reads, 0 where it is none, and whether it is one."""
+    slot = tl.load(read_slot + sequence)
+    known = (slot >= 0) & (slot < slots)
+    return tl.where(known, slot, 0), known
+
+
+@triton.jit
+def _channels(
+    group, head, keys, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr
+):  # fmt: skip
+    """Channels [4, W] of a head's q, k and v, and an empty row: no fewer values than threads.
+
+    And which of them there are.
+    """
+    row, at = tl.arange(0, 4)[:, None], tl.arange(0, W)
+    is_value = row == 2
+    channel = tl.where(is_value, 2 * keys + head * V, row * keys + group * K) + at[None, :]
+    return channel, ((row < 2) & (at < K)[None, :]) | (is_value & (at < V)[None, :])
+
+
+@triton.jit
+def _decay_place(head, K: tl.constexpr, W: tl.constexpr, DECAY: tl.constexpr):
+    """Where in a token the decays of a head are and whether they are: one, or a row for each of the
+    four of the channels.
+    """
+    if DECAY == HEAD_DECAY:
+        place, inside = head, True
+    else:
+        row, at = tl.arange(0, 4)[:, None], tl.arange(0, W)
+        place, inside = row * 0 + (head * K + at)[None, :], (row >= 0) & (at < K)[None, :]
+    return place, inside
+
+
+@triton.jit
+def _owned(
+    channel_in, write_slot, first, slot, known, head, N: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
+    """Whose windows this program stores at once, and whether the slot that is read is stored."""
+    in_place = slot < 0
+    if R > 1:
+        for n in tl.static_range(N):
+            in_place = in_place | (known & (tl.load(write_slot + first + n) == slot))
+        is_value = tl.arange(0, 4)[:, None] == 2
+        channel_in = channel_in & (is_value | ((head % R == 0) & (in_place == 0)))
+    return channel_in, in_place
+
+
+@triton.jit
+def _unit_rows(mixed, K: tl.constexpr):
+    """q and k of unit length, q by K^(-1/2) shorter; v as it is."""
+    row = tl.arange(0, 4)[:, None]
+    size = tl.rsqrt(tl.sum(mixed * mixed, 1) + L2_EPS)[:, None]
+    return mixed * tl.where(row == 2, 1.0, tl.where(row == 0, size * K**-0.5, size))
+
+
+@triton.jit
+def _decay_of(forget, bias, rate, bound, DECAY: tl.constexpr):
+    pace = forget.to(tl.float32) + bias
+    if DECAY == BOUNDED_DECAY:
+        decay = tl.exp(bound * sigmoid_of(pace * rate))
+    else:
+        decay = tl.exp(-rate * softplus_of(pace))
+    return decay
+
+
+@triton.jit
+def _advanced(state, mixed, decay, beta, W: tl.constexpr, DECAY: tl.constexpr):
+    """The state after a token of which `mixed` has q, k and v; and its output."""
+    q, k, v = _rows_of(mixed, W)
+    k_q = tl.sum(k * q, 0)
+    if DECAY == HEAD_DECAY:
+        s, t = _products(state, k, q)
+        s, t = s * decay, t * decay
+        state = state * decay
+    else:
+        faded_q, faded_k, _ = _rows_of(mixed * decay, W)
+        s, t = _products(state, faded_k, faded_q)
+        channel_decay, _, _ = _rows_of(decay, W)
+        state = state * channel_decay[:, None]
+    u = beta * (v - s)
+    return state + k[:, None] * u[None, :], t + k_q * u
+
+
+@triton.jit
+def _gated_norm(o, gate, scale, eps, V: tl.constexpr, GATE: tl.constexpr):
+    y = o * tl.rsqrt(tl.sum(o * o, 0) * (1.0 / V) + eps) * scale
+    opening = gate.to(tl.float32)
+    return y * (silu_of(opening) if GATE == SILU_GATE else sigmoid_of(opening))
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -75,110 +167,69 @@ def delta_step(
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(0)
-    group, keys = head // R, (heads // R) * K
+    keys = (heads // R) * K
     channels = 2 * keys + heads * V
     first = (sequence * N).to(tl.int64)
-    slot = tl.load(read_slot + sequence)
+    slot, known = _known_slot(read_slot, sequence, slots)
     length = tl.minimum(tl.load(lengths + sequence), N).to(tl.int32)
-    known = (slot >= 0) & (slot < slots)
-    slot = tl.where(known, slot, 0)
 
-    # Everything that the first token needs is asked for before any of it is used.
+    # Everything that the first token needs is asked for before any of it is used: what does not
+    # wait for the slot number first, and the state last, of which the convolution needs nothing.
     at = tl.arange(0, W)
-    k_in, v_in = at < K, at < V
-    cell = at[:, None] * V + at[None, :]
-    cell_in = k_in[:, None] & v_in[None, :]
-    state = tl.load(
-        states + (slot * heads + head) * (K * V) + cell, mask=cell_in & known, other=0.0
-    )
-    # Rows of q, k and v, and an empty one: no fewer values than threads.
-    row = tl.arange(0, 4)[:, None]
-    is_value = row == 2
-    channel = tl.where(is_value, 2 * keys + head * V, row * keys + group * K) + at[None, :]
-    inside = ((row < 2) & k_in[None, :]) | (is_value & v_in[None, :])
+    v_in = at < V
+    channel, inside = _channels(head // R, head, keys, R, K, V, W)
+    qkv += first * qkv_token + channel
+    x3 = tl.load(qkv, mask=inside, other=0.0)
+    w0, w1, w2, w3 = _row_weights(conv, channel, inside)
+    place, decay_in = _decay_place(head, K, W, DECAY)
+    a += first * a_token + place
+    forget = tl.load(a, mask=decay_in, other=0.0)
+    bias = tl.load(dt_bias + place, mask=decay_in, other=0.0)
+    rate = tl.load(a_log + head)
+    b += first * b_token + head
+    raw_beta = tl.load(b)
+    z += first * z_token + head * V + at
+    gate = tl.load(z, mask=v_in, other=0.0)
+    scale = tl.load(norm + at, mask=v_in, other=0.0)
     window = windows + slot * (ROWS * channels) + channel
     x0 = tl.load(window, mask=inside & known, other=0.0)
     x1 = tl.load(window + channels, mask=inside & known, other=0.0)
     x2 = tl.load(window + 2 * channels, mask=inside & known, other=0.0)
-    x3 = tl.load(qkv + first * qkv_token + channel, mask=inside, other=0.0)
-    w0, w1, w2, w3 = _row_weights(conv, channel, inside)
-    if DECAY == HEAD_DECAY:
-        forget = tl.load(a + first * a_token + head)
-        bias = tl.load(dt_bias + head).to(tl.float32)
-    else:
-        forget_at = row * 0 + (head * K + at)[None, :]
-        forget_in = (row >= 0) & k_in[None, :]
-        forget = tl.load(a + first * a_token + forget_at, mask=forget_in, other=0.0)
-        bias = tl.load(dt_bias + forget_at, mask=forget_in, other=0.0).to(tl.float32)
-    rate = tl.exp(tl.load(a_log + head).to(tl.float32))
-    raw_beta = tl.load(b + first * b_token + head)
-    gate = tl.load(z + first * z_token + head * V + at, mask=v_in, other=0.0)
-    scale = tl.load(norm + at, mask=v_in, other=0.0).to(tl.float32)
-    stored = inside
-    if R > 1:
-        in_place = slot < 0
-        for n in tl.static_range(N):
-            in_place = in_place | (known & (tl.load(write_slot + first + n) == slot))
-        stored = inside & (is_value | ((head % R == 0) & (in_place == 0)))
-
+    cell = at[:, None] * V + at[None, :]
+    cell_in = (at < K)[:, None] & v_in[None, :]
+    state = states + (slot * heads + head) * (K * V) + cell
+    state = tl.load(state, mask=cell_in & known, other=0.0)
+    bias, scale, rate = bias.to(tl.float32), scale.to(tl.float32), tl.exp(rate.to(tl.float32))
+    stored, in_place = _owned(inside, write_slot, first, slot, known, head, N, R)
+    out += (first * heads + head) * V + at
     for n in range(tl.maximum(length, 0), N):
-        nothing = tl.zeros((W,), out.dtype.element_ty)
-        tl.store(out + ((first + n) * heads + head) * V + at, nothing, mask=v_in)
+        tl.store(out + n * heads * V, tl.zeros((W,), out.dtype.element_ty), mask=v_in)
     if length <= 0:
         return
     for n in range(1 if N == 1 else length):
         # The next token's rows, so that they arrive while this one is computed.
-        token = first + n
+        qkv, a, b, z = qkv + qkv_token, a + a_token, b + b_token, z + z_token
         more = n + 1 < length
-        next_x = tl.load(qkv + (token + 1) * qkv_token + channel, mask=inside & more, other=0.0)
-        if DECAY == HEAD_DECAY:
-            next_forget = tl.load(a + (token + 1) * a_token + head, mask=more, other=0.0)
-        else:
-            place = a + (token + 1) * a_token + forget_at
-            next_forget = tl.load(place, mask=forget_in & more, other=0.0)
-        next_beta = tl.load(b + (token + 1) * b_token + head, mask=more, other=0.0)
-        place = z + (token + 1) * z_token + head * V + at
-        next_gate = tl.load(place, mask=v_in & more, other=0.0)
-        target = tl.load(write_slot + token)
+        next_x = tl.load(qkv, mask=inside & more, other=0.0)
+        next_forget = tl.load(a, mask=decay_in & more, other=0.0)
+        next_beta = tl.load(b, mask=more, other=0.0)
+        next_gate = tl.load(z, mask=v_in & more, other=0.0)
+        target = tl.load(write_slot + first + n)
 
-        mixed = _convolved(x0, x1, x2, x3, w0, w1, w2, w3)
-        size = tl.rsqrt(tl.sum(mixed * mixed, 1) + L2_EPS)[:, None]
-        mixed = mixed * tl.where(is_value, 1.0, tl.where(row == 0, size * K**-0.5, size))
-        pace = forget.to(tl.float32) + bias
-        if DECAY == BOUNDED_DECAY:
-            decay = tl.exp(bound * sigmoid_of(pace * rate))
-        else:
-            decay = tl.exp(-rate * softplus_of(pace))
-        beta = sigmoid_of(raw_beta.to(tl.float32))
-        q, k, v = _rows_of(mixed, W)
-        k_q = tl.sum(k * q, 0)
-        if DECAY == HEAD_DECAY:
-            s, t = _products(state, k, q)
-            s, t = s * decay, t * decay
-            state = state * decay
-        else:
-            faded_q, faded_k, _ = _rows_of(mixed * decay, W)
-            s, t = _products(state, faded_k, faded_q)
-            channel_decay, _, _ = _rows_of(decay, W)
-            state = state * channel_decay[:, None]
-        u = beta * (v - s)
-        o = t + k_q * u
-        state = state + k[:, None] * u[None, :]
-
+        mixed = _unit_rows(_convolved(x0, x1, x2, x3, w0, w1, w2, w3), K)
+        decay = _decay_of(forget, bias, rate, bound, DECAY)
+        state, o = _advanced(state, mixed, decay, sigmoid_of(raw_beta.to(tl.float32)), W, DECAY)
         kept = (target >= 0) & (target < slots)
         if kept:  # before the norm, so that it is on its way meanwhile
             tl.store(states + (target * heads + head) * (K * V) + cell, state, mask=cell_in)
 
         tl.debug_barrier()  # all threads have read the window, which may be stored over
         if R > 1:
-            counted = inside & (row < 2) & (in_place & (n == 0))
+            counted = inside & (tl.arange(0, 4) < 2)[:, None] & (in_place & (n == 0))
             count = arrived + sequence * (2 * keys) + channel
             seen = tl.atomic_add(count, 1, mask=counted, sem="relaxed")
-        y = o * tl.rsqrt(tl.sum(o * o, 0) * (1.0 / V) + eps) * scale
-        opening = gate.to(tl.float32)
-        y = y * (silu_of(opening) if GATE == SILU_GATE else sigmoid_of(opening))
-        place = out + (token * heads + head) * V + at
-        tl.store(place, y.to(out.dtype.element_ty), mask=v_in)
+        y = _gated_norm(o, gate, scale, eps, V, GATE)
+        tl.store(out + n * heads * V, y.to(out.dtype.element_ty), mask=v_in)
         if R > 1:
             last = counted & (seen == R - 1)
             stored = stored | last

@@ -40,5 +40,5 @@ def variants(target: int) -> Iterator[Variant]:
             values = launch.constants(tokens, ratio, KEY_DIM, VALUE_DIM, decay, gate)
             yield Variant(
                 f"{name} {tokens} tokens", delta_step, arguments, values, aligned, launch.WARPS,
-                launch.STAGES, launch.registers(tokens),
+                launch.STAGES,
             )  # fmt: skip

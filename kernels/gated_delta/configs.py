@@ -7,8 +7,6 @@ import torch
 from kernels import backend
 
 WARPS = 4
-# Of the preparation with decays of channels, whose tiles [64, 128] fill the registers of four.
-CHANNEL_WARPS = 8
 # Values that a program of the pass keeps, and its warps: eight would do the same products twice.
 BLOCK_VALUES = 32
 PASS_WARPS = 4

@@ -151,8 +151,8 @@ def run_pass(
     )  # fmt: skip
     if writes:
         finish[(writes * slices,)](
-            keys, k_TGK, v_THV, decay, tiles.solved, tiles.factors, states.written, starts_B1,
-            write_token_W, slots.write_W, tokens, sequences, writes, states.written.shape[0], heads,
-            heads // key_heads, k_TGK.stride(0), v_THV.stride(0), **constants,
-            num_warps=configs.WARPS, num_stages=1,
+            keys, updates, k_TGK, v_THV, decay, tiles.solved, tiles.factors, states.written,
+            starts_B1, write_token_W, slots.write_W, tokens, sequences, writes,
+            states.written.shape[0], heads, heads // key_heads, k_TGK.stride(0), v_THV.stride(0),
+            **constants, num_warps=configs.WARPS, num_stages=1,
         )  # fmt: skip

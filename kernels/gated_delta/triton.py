@@ -232,7 +232,8 @@ def delta_pass(
 
     CHANNELS: `keys`, `queries` and `updates` are tiles [C, K] with the decays in them, and
     `factors` the chunk's decay [K]; else they are k, q and k, and `factors` those of `prepare`.
-    For a write the state before its chunk is stored, of which `finish` makes that after its token.
+    For a write the state before its chunk is stored, of which `finish` makes that after its token;
+    after the last token of the sequence it is stored as it is.
     """
     part = tl.program_id(0) % (V // BV)
     head = tl.program_id(0) // (V // BV) % H
@@ -267,16 +268,16 @@ def delta_pass(
     i = 0
     chunks = (end - begin + C - 1) // C
     while i < chunks:
-        due = _next_write(write_token, writes, begin + i * C, end)
-        last = tl.where(due < end, (due - begin) // C, chunks)
+        due = _next_write(write_token, writes, begin + i * C, end - 1)
+        last = tl.where(due < end - 1, (due - begin) // C, chunks)
         if last == i:
             first = begin + i * C
             _store_start(
-                s, states + within, write_token, write_slot, first, tl.minimum(first + C, end),
+                s, states + within, write_token, write_slot, first, tl.minimum(first + C, end - 1),
                 writes, write_slots, size, POOL,
             )  # fmt: skip
-            due = _next_write(write_token, writes, first + C, end)
-            last = tl.where(due < end, (due - begin) // C, chunks)
+            due = _next_write(write_token, writes, first + C, end - 1)
+            last = tl.where(due < end - 1, (due - begin) // C, chunks)
         for j in tl.range(i, last):
             s = _chunk(
                 s, j, tl.minimum(end - begin - j * C, C), keys, queries, updates, v, solved,
@@ -284,6 +285,10 @@ def delta_pass(
                 BV, CHANNELS,
             )  # fmt: skip
         i = last
+    _store_start(
+        s, states + within, write_token, write_slot, tl.maximum(begin, end - 1), end, writes,
+        write_slots, size, POOL,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -296,8 +301,8 @@ def _state_rows(head, part, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
 
 @triton.jit
 def _update_rows(k, decay, p, k_row, decay_row, K: tl.constexpr):
-    """k [C, K] of unit length, each row decayed up to row p, and the decay [K] of all rows up to
-    there.
+    """bf16 k [C, K] of unit length, each row decayed up to row p, and the decay [K] of the rows up
+    to there.
     """
     n = tl.arange(0, C)
     d = tl.arange(0, K)
@@ -308,18 +313,19 @@ def _update_rows(k, decay, p, k_row, decay_row, K: tl.constexpr):
     keep = tl.exp2(tl.sum(tl.maximum(g, CHANNEL_FLOOR), 0) * LOG2_E)
     later = tl.load(decay + at + decay_row, mask=(n < p)[:, None], other=0.0)
     later = tl.cumsum(tl.maximum(later, CHANNEL_FLOOR), 0, reverse=True) * LOG2_E
-    return tile.to(tl.float32) * unit_factor(tile)[:, None] * tl.exp2(later), keep
+    tile = tile.to(tl.float32) * unit_factor(tile)[:, None] * tl.exp2(later)
+    return tile.to(tl.bfloat16), keep
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "writes", "write_slots", "heads", "group"])
 def finish(
-    keys, k, v, decay, solved, factors, states, starts, write_token, write_slot, tokens,
+    keys, updates, k, v, decay, solved, factors, states, starts, write_token, write_slot, tokens,
     sequences, writes, write_slots, heads, group, k_stride, v_stride,
     K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, CHANNELS: tl.constexpr,
     POOL: tl.constexpr,
 ):  # fmt: skip
     """One write, value head and slice of BV values: the state before the chunk of its token, which
-    `delta_pass` left, becomes that after the token.
+    `delta_pass` left, becomes that after the token. After a last token it is that already.
     """
     part = tl.program_id(0) % (V // BV)
     head = tl.program_id(0) // (V // BV) % heads
@@ -352,24 +358,28 @@ def finish(
     t_tile = tl.load(solved + tile * (C * C) + n[:, None] * C + n[None, :])
     if CHANNELS:
         u = tl.dot(t_tile, (v_tile - x).to(tl.bfloat16))
-        decay += (row * heads + head) * K
-        k_tile, keep = _update_rows(k, decay, count - 1, k_stride, heads * K, K)
+        if count == C:
+            k_tile = tl.load(updates + tile * (C * K) + n[:, None] * K + d[None, :])
+            keep = tl.load(factors + tile * K + d)
+        else:
+            decay += (row * heads + head) * K
+            k_tile, keep = _update_rows(k, decay, count - 1, k_stride, heads * K, K)
         s *= keep[:, None]
     else:
         factors += tile * (FACTORS * C)
         x = v_tile - x * tl.load(factors + n)[:, None]
         u = tl.dot(t_tile, x.to(tl.bfloat16))
-        whole = tl.load(factors + 4 * C + count - 1)
+        last = tl.load(factors + 4 * C + count - 1)
         g = tl.load(factors + 4 * C + n)
-        u *= (tl.exp2(tl.minimum(whole - g, 0.0)) * tl.load(factors + 3 * C + n))[:, None]
-        s *= tl.exp2(whole)
+        u *= (tl.exp2(tl.minimum(last - g, 0.0)) * tl.load(factors + 3 * C + n))[:, None]
+        s *= tl.exp2(last)
     tl.store(states, tl.dot(tl.trans(k_tile.to(tl.bfloat16)), u.to(tl.bfloat16), s))
 
 
 @triton.jit
 def _chunk_of(starts, token, sequences, tokens):
     """The first token of the chunk of `token`, the number of its tokens up to that one, 0 where
-    no sequence has the token, and its slot.
+    no sequence has the token before its last one, and the slot.
     """
     low = 0
     high = sequences - 1
@@ -381,5 +391,5 @@ def _chunk_of(starts, token, sequences, tokens):
     begin, end = bounds(starts, low, tokens)
     i = (token - begin) // C
     first = begin + i * C
-    count = tl.where((token >= begin) & (token < end), token + 1 - first, 0)
+    count = tl.where((token >= begin) & (token < end - 1), token + 1 - first, 0)
     return first, count, begin // C + low + i

@@ -1,10 +1,14 @@
-"""What the choice of tiles must know of a card."""
+"""What the choice of tiles must know of a card, beside kernels/cards.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-KIB, MIB = 1 << 10, 1 << 20
+from kernels import cards
+
+MIB = 1 << 20
+# Multiprocessors of the usual card of a target.
+USUAL_COUNT = {target: card.multiprocessors for target, card in cards.CARDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,11 @@ class Card:
 CARDS = {
     card.name: card
     for card in (
-        Card("a100", 80, "80", 108, 1935, 312, 40),
-        Card("a6000", 86, "86", 84, 768, 155, 6),
+        Card("a100", 80, "80", USUAL_COUNT[80], 1935, 312, 40),
+        Card("a6000", 86, "86", USUAL_COUNT[86], 768, 155, 6),
         Card("rtx3090", 86, "86", 82, 936, 71, 6),
-        Card("rtx4090", 89, "89", 128, 1008, 165, 72),
-        Card("h200", 80, "90a", 132, 4210, 402, 60),
+        Card("rtx4090", 89, "89", USUAL_COUNT[89], 1008, 165, 72),
+        Card("h200", 80, "90a", USUAL_COUNT[90], 4210, 402, 60),
     )
 }
 # Where only the target is given.

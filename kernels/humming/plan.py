@@ -30,8 +30,13 @@ LIMITS: dict[str, tuple[tuple[float | None, float], ...]] = {
         (None, 192),
     ),
 }  # fmt: skip
-# An H200 running Ampere's instructions stands for an A100 that was not measured.
-MEASURED_FOR = {"a100": "h200"}
+# Of cards that were not measured. An H200 with Ampere's instructions stands for an A100.
+MEASURED_FOR = {"a100": "h200", "rtx3090": "a6000"}
+# Shapes that were not measured take the tiles of one that was: the same form, sizes near.
+LIKE: dict[tuple[str, str, int, int], tuple[str, str, int, int]] = {
+    ("stack", "mxfp4", 4608, 5120): ("stack", "mxfp4", 4096, 4096),
+    ("stack", "mxfp4", 5120, 2304): ("stack", "mxfp4", 4096, 2048),
+}
 # What a tile of humming has beyond its TuningConfig.
 NOT_IN_TILE = ("num_sms", "use_f16_accum")
 
@@ -109,11 +114,12 @@ def plan(shape: Shape, card: Card) -> list[Planned]:
 
 
 def tuned(card: Card, shape: Shape, limit: float | None) -> dict[str, Any] | None:
-    """The tile of tiles.json for the card, or for the one measured in its place; None without."""
-    key = [*shape.key, limit]
+    """The tile of tiles.json for card and shape, or for those measured in their place, or None."""
     cards = _table()["cards"]
     rows = [*cards.get(card.name, []), *cards.get(MEASURED_FOR.get(card.name, ""), [])]
-    return next((row["tile"] for row in rows if row["shape"] == key), None)
+    tiles = {tuple(row["shape"]): row["tile"] for row in reversed(rows)}
+    other = LIKE.get(shape.key, shape.key)
+    return tiles.get((*shape.key, limit)) or tiles.get((*other, limit))
 
 
 @cache

@@ -47,6 +47,11 @@ class Library:
         partners = {("stack", form, k, n // 2), ("stack", form, 2 * k, n)}
         return gemm == "dense" or bool(partners & shapes)
 
+    def weights(self, gemm: Gemm, form: str, n: int, k: int) -> int:
+        """Of a single matrix, or of the gate-up matrix of experts, whichever stack is asked for."""
+        is_down = gemm == "stack" and ("stack", form, 2 * k, n) in self.manifest.shapes
+        return (2 if is_down else 1) * n * k
+
     def table(self, gemm: Gemm, form: str, n: int, k: int) -> KernelTable:
         """The kernels of a shape that `has` names."""
         key = (gemm, form, n, k)

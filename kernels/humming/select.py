@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from functools import cache
-from typing import Literal, cast, get_args
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -17,8 +19,7 @@ from kernels.humming.runtime import Library, library, new_locks
 
 BackEnd = Literal["auto", "triton", "humming"]
 VARIABLE = "WARHORSE_GEMM"
-# Smaller matrices are as fast in Triton: kernels/humming/README.md.
-FEWEST_FEATURES = 1024
+TABLE = Path(__file__).with_name("select.json")
 
 logger = logging.getLogger(__name__)
 
@@ -34,33 +35,47 @@ def back_end() -> BackEnd:
 def prepared(weight: StoredMatrix, wanted: BackEnd | None = None) -> HummingMatrix | None:
     """The matrix in humming's order, or None where it goes to Triton.
 
-    With "auto" a matrix on a card goes to humming where its package is installed, its prebuilt
-    kernels are in order and have the shape; the log says once where they are not. With "humming"
-    RuntimeError says what keeps them from use. ValueError for codes that they would decode wrongly.
+    A matrix on a card goes to humming where its package is installed and its prebuilt kernels are
+    in order and have the shape; the log says once where they are not. With "auto" select.json must
+    choose it for the size too. With "humming" RuntimeError says what keeps the package from use.
+    ValueError for codes that would be decoded wrongly.
     """
     wanted = wanted or back_end()
     device = weight.codes.device
-    if wanted == "triton" or not weight.codes.is_cuda or not eligible(weight):
+    if wanted == "triton" or not weight.codes.is_cuda or form_of(weight) is None:
         return None
     found = library(torch.device(device.type, device.index or 0))
     if isinstance(found, ManifestError):
         if wanted == "humming":
             raise RuntimeError(str(found)) from found
         return None
-    return _in_order(weight, found)
+    return _in_order(weight, found, wanted)
 
 
-def eligible(weight: StoredMatrix) -> bool:
-    """Whether humming is for this matrix: a known form, and wide enough unless it is a stack."""
-    wide = min(weight.out_features, weight.in_features) >= FEWEST_FEATURES
-    return form_of(weight) is not None and (wide or weight.codes.dim() == 3)
+@cache
+def table() -> tuple[dict[str, Any], ...]:
+    """The rows of select.json, in order."""
+    rows: list[dict[str, Any]] = json.loads(TABLE.read_text())["rows"]
+    return tuple(rows)
 
 
-def _in_order(weight: StoredMatrix, found: Library) -> HummingMatrix | None:
+def chosen(gemm: Gemm, weights: int) -> BackEnd:
+    """What a server takes for a matrix of so many weights, by the first row with room for it.
+
+    Experts have those of one gate-up matrix, so that both their stacks go the same way.
+    """
+    rows = (row for row in table() if row["gemm"] == gemm)
+    row = next(row for row in rows if weights <= (row["weights_up_to"] or weights))
+    return cast(BackEnd, row["back_end"])
+
+
+def _in_order(weight: StoredMatrix, found: Library, wanted: BackEnd) -> HummingMatrix | None:
     form = form_of(weight)
     assert form is not None
     gemm: Gemm = "stack" if weight.codes.dim() == 3 else "dense"
     shape = (gemm, form.name, weight.out_features, weight.in_features)
+    if wanted == "auto" and chosen(gemm, found.weights(*shape)) == "triton":
+        return None
     if not found.has(*shape):
         _say_missing(*shape)
         return None

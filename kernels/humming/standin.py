@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from kernels.backend import SHARED_KIB
-from kernels.humming.cards import KIB, MIB, Card
+from kernels.cards import KIB
+from kernels.humming.cards import MIB, Card
 
 
 def install(card: Card, cache: Path, compiler: str | None) -> None:

@@ -11,9 +11,10 @@ from kernels.hyper_connection.triton import write as write_kernel
 
 # Legend: T tokens, C streams of H values, L low rank, S parts of a stream, X = C * H.
 
-FEW_TOKENS = 64
+FEW_TOKENS, FEW_BLOCK = 64, 16
 PARTS = 8  # of a stream, with few tokens
-COMBINED, COLUMNS, WARPS = 64, 1024, 4
+COMBINED = 64  # columns of a program, with few tokens; with many, all
+COLUMNS, WARPS = 1024, 4
 DOWN_STAGES = UP_STAGES = 3
 
 Constants = dict[str, int | bool]
@@ -22,25 +23,26 @@ Constants = dict[str, int | bool]
 def down_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
     """Of the first kernel."""
     few = tokens <= FEW_TOKENS
-    parts, block_n, block_k = (PARTS, 64, 64) if few else (1, 64, 64)
+    parts, block_n, block_k = (PARTS, 64, 64) if few else (1, 128, 32)
     return {
         "H": hidden,
         "C": count,
         "L": low,
         "P": -(-(low + count + 1) // 8) * 8,
         "S": parts,
-        "BT": 16 if few else 64,
+        "BT": FEW_BLOCK if few else 128,
         "BN": block_n,
         "BK": block_k,
         "STEPS": -(-hidden // (parts * block_k)),
-        "BLOCKS": -(-low // block_n),
         "SPLIT_X": split_x,
     }
 
 
 def combine_constants(down: Constants) -> Constants:
     """Of the second kernel, from those of the first."""
-    return {name: down[name] for name in ("H", "C", "L", "P", "S")} | {"BP": COMBINED}
+    values = down["L"] + down["C"]
+    block = COMBINED if down["BT"] == FEW_BLOCK else 1 << (values - 1).bit_length()
+    return {name: down[name] for name in ("H", "C", "L", "P", "S")} | {"BP": block}
 
 
 def up_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
@@ -51,12 +53,17 @@ def up_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: boo
         "H": hidden,
         "C": count,
         "L": low,
-        "BT": 16 if few else 64,
-        "BN": 16 if few else 64,
+        "BT": FEW_BLOCK if few else 64,
+        "BN": 16 if few else 32,
         "BK": block_k,
         "STEPS": -(-low // block_k),
         "SPLIT_X": split_x,
     }
+
+
+def product_warps(constants: Constants) -> int:
+    """Of the first and the third kernel."""
+    return WARPS if constants["BT"] == FEW_BLOCK else 2 * WARPS
 
 
 def read(
@@ -80,25 +87,26 @@ def read(
     assert all(m.is_contiguous() and m.dtype == down_LX.dtype for m in matrices)
     assert streams_TX.dtype == torch.float32 and count & (count - 1) == 0
     split_x = down_LX.dtype == torch.bfloat16
-    low_TL = streams_TX.new_empty(tokens, low)
+    kind = torch.bfloat16 if split_x else torch.float32
+    low_STL = torch.empty(1 + split_x, tokens, low, dtype=kind, device=streams_TX.device)
     weights_TC, inverse_TC = streams_TX.new_empty(2, tokens, count)
     x_TH = torch.empty((tokens, hidden), dtype=dtype, device=streams_TX.device)
     if tokens:
         first = down_constants(tokens, hidden, count, low, split_x=split_x)
         sums = streams_TX.new_empty(count * first["S"], tokens, first["P"])
-        blocks = first["BLOCKS"] + (inject_CX is not None)
+        blocks = -(-(low + count) // first["BN"])
         down_kernel[(-(-tokens // first["BT"]), count * first["S"], blocks)](
             streams_TX, norm_X, down_LX, down_LX if inject_CX is None else inject_CX, sums, tokens,
-            **first, num_warps=WARPS, num_stages=DOWN_STAGES,
+            **first, num_warps=product_warps(first), num_stages=DOWN_STAGES,
         )  # fmt: skip
-        combine[(tokens, -(-(low + count) // COMBINED))](
-            sums, low_TL, weights_TC, inverse_TC, tokens, eps, **combine_constants(first),
-            num_warps=WARPS,
+        second = combine_constants(first)
+        combine[(tokens, -(-(low + count) // second["BP"]))](
+            sums, low_STL, weights_TC, inverse_TC, tokens, eps, **second, num_warps=WARPS
         )  # fmt: skip
         last = up_constants(tokens, hidden, count, low, split_x=split_x)
         up_kernel[(-(-tokens // last["BT"]), -(-hidden // last["BN"]))](
-            streams_TX, norm_X, low_TL, up_XL, inverse_TC, x_TH, tokens, **last, num_warps=WARPS,
-            num_stages=UP_STAGES,
+            streams_TX, norm_X, low_STL, up_XL, inverse_TC, x_TH, tokens, **last,
+            num_warps=product_warps(last), num_stages=UP_STAGES,
         )  # fmt: skip
     return x_TH, None if inject_CX is None else weights_TC
 

@@ -14,11 +14,22 @@ from kernels.activation.triton import sigmoid_of, silu_of
 
 
 @triton.jit
+def two_parts(x):
+    """high and low in bf16 with high + low = x (1 + e), |e| <= 2^-18, of fp32 x.
+
+    high is rounded by integer steps, ties away from zero: conversions of single values to bf16 are
+    eight times as slow as additions, those of pairs, as here, are not.
+    """
+    bits = (x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000
+    high = bits.to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
+
+
+@triton.jit
 def _times(x, w, acc, SPLIT_X: tl.constexpr):
     """acc + x [BT, BK] w [BN, BK]^T. With w in bf16, fp32 x as the sum of two bf16 values."""
     if SPLIT_X:
-        high = x.to(tl.bfloat16)
-        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        high, low = two_parts(x)
         acc = tl.dot(low, tl.trans(w), acc)
         return tl.dot(high, tl.trans(w), acc)
     else:
@@ -29,23 +40,16 @@ def _times(x, w, acc, SPLIT_X: tl.constexpr):
 def down(
     streams, norm, down, inject, partial, T, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STEPS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT_X: tl.constexpr,
+    STEPS: tl.constexpr, SPLIT_X: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of one part of a stream; the block of outputs BLOCKS is that of `inject`."""
+    """Partial sums of one part of a stream: the rows of `down`, then those of `inject`."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     part, block = tl.program_id(1), tl.program_id(2)
     stream, first = part // S, (part % S) * (STEPS * BK)
     inside = token < T
-    if block < BLOCKS:
-        matrix = down
-        rows = L
-        n = block * BN + tl.arange(0, BN)
-        column = n
-    else:
-        matrix = inject
-        rows = C
-        n = tl.arange(0, BN)
-        column = L + n
+    n = block * BN + tl.arange(0, BN)
+    matrix = tl.where(n < L, down + n * (C * H), inject + (n - L) * (C * H))
+    known = n < L + C
     acc = tl.zeros([BT, BN], tl.float32)
     squares = tl.zeros([BT], tl.float32)
     for step in range(STEPS):
@@ -56,12 +60,12 @@ def down(
         x = tl.load(streams + at, mask=inside[:, None] & valid[None, :], other=0.0)
         squares += tl.sum(x * x, axis=1)
         x = x * (1.0 + tl.load(norm + k, mask=valid, other=0.0).to(tl.float32))[None, :]
-        at = n[:, None] * (C * H) + k[None, :]
-        w = tl.load(matrix + at, mask=(n < rows)[:, None] & valid[None, :], other=0.0)
+        w_mask = known[:, None] & valid[None, :]
+        w = tl.load(matrix[:, None] + k[None, :], mask=w_mask, other=0.0)
         acc = _times(x, w, acc, SPLIT_X)
     start = (part.to(tl.int64) * T + token) * P
-    mask = inside[:, None] & (n < rows)[None, :]
-    tl.store(partial + start[:, None] + column[None, :], acc, mask=mask)
+    mask = inside[:, None] & known[None, :]
+    tl.store(partial + start[:, None] + n[None, :], acc, mask=mask)
     if block == 0:
         tl.store(partial + start + (L + C), squares, mask=inside)
 
@@ -71,7 +75,10 @@ def combine(
     partial, low, weights, inverse, T, eps, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     P: tl.constexpr, S: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """low [T, L] = silu(down n / C), weights [T, C] = 2 sigmoid(inject n / C), inverse [T, C]."""
+    """low [T, L] = silu(down n / C), weights [T, C] = 2 sigmoid(inject n / C), inverse [T, C].
+
+    A bf16 `low` is [2, T, L]: two parts.
+    """
     token = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     c, s = tl.arange(0, C), tl.arange(0, S)
@@ -81,7 +88,13 @@ def combine(
     at = row[:, :, None] + p[None, None, :]
     sums = tl.sum(tl.load(partial + at, mask=(p < L + C)[None, None, :], other=0.0), axis=1)
     value = tl.sum(sums * size[:, None], axis=0) * (1.0 / C)
-    tl.store(low + token * L + p, silu_of(value), mask=p < L)
+    gate_input = silu_of(value)
+    if low.dtype.element_ty == tl.bfloat16:
+        high, rest = two_parts(gate_input)
+        tl.store(low + token * L + p, high, mask=p < L)
+        tl.store(low + (T + token) * L + p, rest, mask=p < L)
+    else:
+        tl.store(low + token * L + p, gate_input, mask=p < L)
     tl.store(weights + token * C + p - L, 2.0 * sigmoid_of(value), mask=(p >= L) & (p < L + C))
     if tl.program_id(1) == 0:
         tl.store(inverse + token * C + c, size)
@@ -93,30 +106,38 @@ def up(
     BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
     SPLIT_X: tl.constexpr,
 ):  # fmt: skip
-    """out [T, H] = mean over streams of sigmoid(up low) * n: one loop over streams and L."""
+    """out [T, H] = mean over streams of sigmoid(up low) * n: BN columns of every stream.
+
+    With SPLIT_X `low` is two parts, else fp32.
+    """
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    h = tl.program_id(1) * BN + tl.arange(0, BN)
+    q = tl.arange(0, C * BN)
+    h = tl.program_id(1) * BN + q % BN
+    n = q // BN * H + h
     inside, valid = token < T, h < H
+    acc = tl.zeros([BT, C * BN], tl.float32)
+    for step in range(STEPS):
+        k = step * BK + tl.arange(0, BK)
+        at = token[:, None] * L + k[None, :]
+        mask = inside[:, None] & (k < L)[None, :]
+        x = tl.load(low + at, mask=mask, other=0.0)
+        w_mask = valid[:, None] & (k < L)[None, :]
+        w = tl.load(up + n[:, None] * L + k[None, :], mask=w_mask, other=0.0)
+        if SPLIT_X:
+            rest = tl.load(low + T.to(tl.int64) * L + at, mask=mask, other=0.0)
+            acc = tl.dot(rest, tl.trans(w), acc)
+            acc = tl.dot(x, tl.trans(w), acc)
+        else:
+            acc = _times(x, w, acc, False)
     mask = inside[:, None] & valid[None, :]
-    total = tl.zeros([BT, BN], tl.float32)
-    acc = tl.zeros([BT, BN], tl.float32)
-    for step in range(C * STEPS):
-        c = step // STEPS
-        k = (step % STEPS) * BK + tl.arange(0, BK)
-        x_at = token[:, None] * L + k[None, :]
-        x = tl.load(low + x_at, mask=inside[:, None] & (k < L)[None, :], other=0.0)
-        w_at = (c * H + h)[:, None] * L + k[None, :]
-        w = tl.load(up + w_at, mask=valid[:, None] & (k < L)[None, :], other=0.0)
-        acc = _times(x, w, acc, SPLIT_X)
-        if step % STEPS == STEPS - 1:
-            size = tl.load(inverse + token * C + c, mask=inside, other=0.0)
-            place = token[:, None] * (C * H) + (c * H + h)[None, :]
-            r = tl.load(streams + place, mask=mask, other=0.0)
-            g = tl.load(norm + c * H + h, mask=valid, other=0.0).to(tl.float32)
-            total += sigmoid_of(acc) * (r * size[:, None] * (1.0 + g)[None, :])
-            acc = tl.zeros([BT, BN], tl.float32)
+    size = tl.load(inverse + token[:, None] * C + (q // BN)[None, :], mask=mask, other=0.0)
+    r = tl.load(streams + token[:, None] * (C * H) + n[None, :], mask=mask, other=0.0)
+    g = tl.load(norm + n, mask=valid, other=0.0).to(tl.float32)
+    gated = sigmoid_of(acc) * (r * size * (1.0 + g)[None, :])
+    total = tl.sum(tl.reshape(gated, (BT, C, BN)), axis=1) * (1.0 / C)
+    h = tl.program_id(1) * BN + tl.arange(0, BN)
     at = token[:, None] * H + h[None, :]
-    tl.store(out + at, (total * (1.0 / C)).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None] & (h < H)[None, :])
 
 
 @triton.jit

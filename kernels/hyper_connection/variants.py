@@ -14,11 +14,11 @@ DOWN = {
     "T": "i32",
 }  # fmt: skip
 COMBINE = {
-    "partial": "*fp32", "low": "*fp32", "weights": "*fp32", "inverse": "*fp32", "T": "i32",
+    "partial": "*fp32", "low": "*bf16", "weights": "*fp32", "inverse": "*fp32", "T": "i32",
     "eps": "fp32",
 }  # fmt: skip
 UP = {
-    "streams": "*fp32", "norm": "*bf16", "low": "*fp32", "up": "*bf16", "inverse": "*fp32",
+    "streams": "*fp32", "norm": "*bf16", "low": "*bf16", "up": "*bf16", "inverse": "*fp32",
     "out": "*fp32", "T": "i32",
 }  # fmt: skip
 WRITE = {"streams": "*fp32", "y": "*bf16", "inject": "*fp32", "out": "*fp32", "H": "i32"}
@@ -30,7 +30,7 @@ def variants(target: int) -> Iterator[Variant]:
     for tokens in (1, 2 * launch.FEW_TOKENS):
         first = launch.down_constants(tokens, *SIZES, split_x=True)
         last = launch.up_constants(tokens, *SIZES, split_x=True)
-        form = f"{first['BT']} tokens"
+        form = "few tokens" if tokens == 1 else "many tokens"
         yield _variant(f"hyper down {form}", down, DOWN, first, launch.DOWN_STAGES)
         yield _variant(
             f"hyper combine {form}", combine, COMBINE, launch.combine_constants(first), 3
@@ -43,4 +43,5 @@ def _variant(
     label: str, kernel: object, arguments: dict[str, str], constants: launch.Constants, stages: int
 ) -> Variant:
     aligned = frozenset(arguments) - NUMBERS
-    return Variant(label, kernel, arguments, constants, aligned, launch.WARPS, stages)
+    warps = launch.product_warps(constants) if "BT" in constants else launch.WARPS
+    return Variant(label, kernel, arguments, constants, aligned, warps, stages)

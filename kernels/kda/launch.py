@@ -63,6 +63,6 @@ def kda(
     prepare[(slots * heads,)](
         q, k, decay, beta, starts_B1, keys, queries, updates, tiles.solved, tiles.weights,
         tiles.factors, tokens, sequences, heads, q.stride(0), k.stride(0), width**-0.5, K=width,
-        num_warps=configs.CHANNEL_WARPS, num_stages=1,
+        num_warps=configs.WARPS, num_stages=1,
     )  # fmt: skip
     run_pass(q, k, v, decay, tiles, states, starts_B1, write_token_W, out_THV)

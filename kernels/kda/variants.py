@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kernels.aot.variant import Variant
 from kernels.gated_delta import configs
@@ -16,8 +15,7 @@ HEADS = 64  # of GLM-5.3 on one card
 
 def variants(target: int) -> Iterator[Variant]:
     """q, k and v are parts of one row, as the convolution leaves them."""
-    prepared = variant("kda prepare", prepare, {"K": WIDTH})
-    yield replace(prepared, warps=configs.CHANNEL_WARPS)
+    yield variant("kda prepare", prepare, {"K": WIDTH})
     yield from pass_variants(target, HEADS, 1, 3 * HEADS * WIDTH, channels=True)
     pointers = {"f": "*fp32", "a_log": "*bf16", "dt_bias": "*bf16", "out": "*fp32"}
     constants = {"HK": HEADS * WIDTH, "K": WIDTH, "BOUNDED": True, "N": CHANNELS}

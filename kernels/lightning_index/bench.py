@@ -17,7 +17,6 @@ HEADS, WIDTH, RATIO, PER_PAGE, TOP = 64, 128, 4, 64, 512
 CACHED_BYTES = 240_000_000
 CHECKED_TOKENS = 4
 MAX_ERROR = 1e-4
-E4M3_KEYS = RowFormat("e4m3", 128, "ue8m0", pad=3)  # aligned rows of 132 bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Shape:
 
 
 SHAPES = (
-    Shape("scores e4m3", E4M3_KEYS, 1, 131072, scores_only=True),
     Shape("scores e2m1", INDEX_ROWS, 1, 131072, scores_only=True),
     Shape("scores e2m1", INDEX_ROWS, 2048, 32768, scores_only=True),
     Shape("scores bf16", None, 2048, 32768, scores_only=True),

@@ -23,7 +23,10 @@ FORMS = {"e4m3": E4M3, "e2m1": E2M1}
 SCRATCH_BYTES = 256 * 2**20
 COLUMNS = 16  # rows of scores are so aligned
 BLOCK_KEYS = 128
-FEW_TOKENS, BLOCK_TOKENS = 32, 32  # up to FEW_TOKENS a program takes one token
+FEW_TOKENS = 32
+# Tokens of a program, which decodes its keys once for all of them: one while there are no more
+# programs than the cards hold at a time, and two sizes for up to FEW_TOKENS and for more.
+HELD_PROGRAMS, SOME, BLOCK_TOKENS = 256, 8, 32
 WARPS, STAGES = 4, 2
 
 
@@ -148,9 +151,10 @@ def fill_scores(
         return
     best, width_of_maxima = (0, 0) if maxima is None else (maxima.size, maxima.keys_TW.shape[1])
     stored, pooled = keys.constants(width), queries.pooled > 0
-    values = constants(stored, width, heads, tokens, mode, unit, best, pooled=pooled)
-    spanned = columns * unit if mode == BLOCKS else columns
-    grid = (-(-spanned // BLOCK_KEYS), -(-tokens // int(values["BT"])))
+    tiles = -(-(columns * unit if mode == BLOCKS else columns) // BLOCK_KEYS)
+    each = tokens_of_program(tokens, tiles, mode)
+    values = constants(stored, width, heads, each, mode, unit, best, pooled=pooled)
+    grid = (tiles, -(-tokens // each))
     scores[grid](
         q_THD, queries.weights_TH, keys.pool, out_TN if keys.scale is None else keys.scale,
         keys.pages, queries.sequence_T, queries.numbers_T,
@@ -162,29 +166,35 @@ def fill_scores(
     )  # fmt: skip
 
 
+def tokens_of_program(tokens: int, tiles: int, mode: int) -> int:
+    """How many tokens a program takes, of a row of `tiles` programs; changes no score."""
+    if mode == MEMBERS or tokens * tiles <= HELD_PROGRAMS:
+        return 1
+    return SOME if tokens <= FEW_TOKENS else BLOCK_TOKENS
+
+
 def constants(
     stored: dict[str, int | bool],
     width: int,
     heads: int,
-    tokens: int,
+    each: int,
     mode: int,
     unit: int,
     best: int,
     *,
     pooled: bool,
 ) -> dict[str, int | bool]:
-    """The kernel's constants."""
-    one = mode == MEMBERS or tokens <= FEW_TOKENS
+    """The kernel's constants, of programs with `each` tokens."""
     return stored | {
         "D": width,
         "HB": max(16, 1 << (heads - 1).bit_length()),
         "MODE": mode,
         "UNIT": unit,
         "POOLED": pooled,
-        "BT": 1 if one else BLOCK_TOKENS,
+        "BT": each,
         "BK": BLOCK_KEYS,
         "BEST": best,
-        "STAGES": 1 if one else STAGES,
+        "STAGES": 1 if each == 1 else STAGES,
         "PTX": not backend.interpreted(),
     }
 

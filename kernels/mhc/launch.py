@@ -8,12 +8,12 @@ import torch
 
 from kernels.mhc.triton import collapse as collapse_kernel
 from kernels.mhc.triton import expand as expand_kernel
-from kernels.mhc.triton import finish, project, weigh
+from kernels.mhc.triton import finish, halve, project, weigh
 
 # Legend: T tokens, n streams, D hidden, M mixing values, S splits of D.
 
 COLUMNS, POINTWISE_WARPS = 1024, 4
-FEW_TOKENS = 64
+FEW_TOKENS, FEW_BLOCK = 64, 16
 # Tokens of a program of `weigh`: eight of a warp.
 WEIGHED, WEIGH_WARPS = 32, 4
 
@@ -37,7 +37,7 @@ Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def mix(
     x_TnD: torch.Tensor, mixer: Mixer, expanded: tuple[torch.Tensor, Weights] | None = None
 ) -> tuple[torch.Tensor, Weights]:
-    """The streams and the weights of `mixer`: two launches. See `pre`."""
+    """The streams and the weights of `mixer`: two launches, or three of many tokens. See `pre`."""
     x_TnD, partial = _project(x_TnD, mixer, expanded)
     return x_TnD, _finish(x_TnD, mixer, partial, None, None, None)
 
@@ -50,7 +50,7 @@ def pre(
     expanded: tuple[torch.Tensor, Weights] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Weights]:
     """The streams, the block input [T, D] of their type, and the weights: two launches, or
-    three of many tokens.
+    four of many tokens.
 
     `expanded` (y, weights) first adds a block's output y [T, D] to the streams as `expand` does;
     then the streams are new. Without `norm_D` the input is the collapse as it is; `given_Tn`
@@ -100,15 +100,14 @@ def project_constants(
 ) -> dict[str, int | bool]:
     """Few tokens: as many splits as the card has multiprocessors; many: less partial sums."""
     few = tokens <= FEW_TOKENS
-    columns = 32 if few or expands else 64
+    columns = 32 if few else 64
     blocks = -(-width // columns)
     return {
         "D": width,
         "NS": count,
         "M": values,
         "BM": max(16, _power_of_two(values + 1)),
-        # Where streams are made, a larger tile does not fit in registers.
-        "BT": 16 if few else 32 if expands else 64,
+        "BT": FEW_BLOCK if few else 64,
         "BD": columns,
         "STEPS": 1 if few else min(512 // columns, blocks),
         "EXPAND": expands,
@@ -117,13 +116,13 @@ def project_constants(
 
 
 def project_stages(constants: dict[str, int | bool]) -> int:
-    """Where streams are made, loads ahead of their use would not fit in shared memory."""
-    return 1 if constants["EXPAND"] else 2
+    """Loads of a step ahead where there is more than one."""
+    return 1 if constants["STEPS"] == 1 else 2
 
 
 def project_warps(constants: dict[str, int | bool]) -> int:
-    """Eight or fewer tokens of a warp."""
-    return 8 if constants["BT"] == 64 else 4
+    """16 rows of a product a warp; more warps would make it twice."""
+    return 4 if constants["EXACT"] or constants["BT"] == FEW_BLOCK else 8
 
 
 def splits(constants: dict[str, int | bool]) -> int:
@@ -199,10 +198,20 @@ def _project(
         y, post, comb, out = y.contiguous(), post.contiguous(), comb.contiguous(), _like(x_TnD)
     if tokens:
         project[(-(-tokens // constants["BT"]), splits(constants))](
-            x_TnD, y, post, comb, out, mixer.fn_MX, sums, tokens, **constants,
+            x_TnD, y, post, comb, out, _parts(mixer.fn_MX, constants), sums, tokens, **constants,
             num_warps=project_warps(constants), num_stages=project_stages(constants),
         )  # fmt: skip
     return out, _Partial(sums, constants)
+
+
+def _parts(fn_MX: torch.Tensor, constants: dict[str, int | bool]) -> torch.Tensor:
+    """bf16 [2, M, n D] for many tokens, each of whose programs would split fn again: one launch."""
+    if constants["BT"] == FEW_BLOCK or not constants["EXACT"]:
+        return fn_MX
+    parts = torch.empty((2, *fn_MX.shape), dtype=torch.bfloat16, device=fn_MX.device)
+    size = fn_MX.numel()
+    halve[(-(-size // COLUMNS),)](fn_MX, parts, size, BLOCK=COLUMNS, num_warps=POINTWISE_WARPS)
+    return parts
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

@@ -11,19 +11,69 @@ import triton
 import triton.language as tl
 
 from kernels.activation.triton import sigmoid_of
+from kernels.hyper_connection.triton import two_parts
 
 
 @triton.jit
-def _times_fn(x, fn, acc, EXACT: tl.constexpr):
-    """acc + x [BT, BD] fn [BM, BD]^T. Where x is EXACT in bf16, fn is a sum of two bf16 values."""
-    if EXACT:
-        x = x.to(tl.bfloat16)
-        high = fn.to(tl.bfloat16)
-        low = (fn - high.to(tl.float32)).to(tl.bfloat16)
+def halve(fn, parts, X, BLOCK: tl.constexpr):
+    """parts bf16 [2, X] whose sum is fn fp32 [X]."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    high, low = two_parts(tl.load(fn + at, mask=at < X, other=0.0))
+    tl.store(parts + at, high, mask=at < X)
+    tl.store(parts + X + at, low, mask=at < X)
+
+
+@triton.jit
+def _times_fn(x, fn, at, mask, acc, X: tl.constexpr, EXACT: tl.constexpr):
+    """acc + x [BT, BD] fn [BM, BD]^T, fn fp32 [X] or its two parts.
+
+    Where x is EXACT in bf16, fn is a sum of two bf16 values.
+    """
+    high = tl.load(fn + at, mask=mask, other=0.0)
+    if fn.dtype.element_ty == tl.bfloat16:
+        low = tl.load(fn + X + at, mask=mask, other=0.0)
+        acc = tl.dot(x, tl.trans(low), acc)
+        return tl.dot(x, tl.trans(high), acc)
+    elif EXACT:
+        high, low = two_parts(high)
         acc = tl.dot(x, tl.trans(low), acc)
         return tl.dot(x, tl.trans(high), acc)
     else:
-        return tl.dot(x, tl.trans(fn), acc, input_precision="ieee")
+        return tl.dot(x.to(tl.float32), tl.trans(high), acc, input_precision="ieee")
+
+
+@triton.jit
+def _loaded(x, at, mask, D: tl.constexpr, NS: tl.constexpr):
+    """A tuple of the tiles of all streams."""
+    streams = ()
+    for i in tl.static_range(NS):
+        streams += (tl.load(x + at + i * D, mask=mask, other=0.0),)  # type: ignore[assignment]
+    return streams
+
+
+@triton.jit
+def _expanded(streams, added, post, comb, token, j, inside, NS: tl.constexpr):
+    """post[j] y + sum_i comb[i, j] x[i] of the tokens: fp32."""
+    weight = tl.load(post + token * NS + j, mask=inside, other=0.0)
+    value = added * weight[:, None]
+    for i in tl.static_range(NS):
+        c = tl.load(comb + (token * NS + i) * NS + j, mask=inside, other=0.0)
+        value += streams[i].to(tl.float32) * c[:, None]
+    return value
+
+
+@triton.jit
+def _expand_tile(x, y, post, comb, out, token, d, T, D: tl.constexpr, NS: tl.constexpr):
+    """Write the new streams of a tile."""
+    inside = token < T
+    mask = inside[:, None] & (d < D)[None, :]
+    place = token[:, None] * (NS * D) + d[None, :]
+    streams = _loaded(x, place, mask, D, NS)
+    at = token[:, None] * D + d[None, :]
+    added = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
+    for j in tl.static_range(NS):
+        value = _expanded(streams, added, post, comb, token, j, inside, NS)
+        tl.store(out + place + j * D, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -32,41 +82,44 @@ def project(
     BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
     EXPAND: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """partial sums of one split; with EXPAND of out = post y + comb x, which is written."""
+    """partial sums of one split; with EXPAND of out = post y + comb x, which is written.
+
+    More than one step of new streams is written first and then read as the others are: their
+    values would be made twice, in the registers' order of a product and in that of a store.
+    """
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     split = tl.program_id(1)
     inside = token < T
     m = tl.arange(0, BM)
-    n = tl.arange(0, NS)
     acc = tl.zeros([BT, BM], tl.float32)
-    squares = tl.zeros([BT], tl.float32)
+    squares = tl.zeros([BT, BD], tl.float32)
+    if EXPAND and STEPS > 1:
+        for half in range(2 * STEPS):
+            d = (split * STEPS + half // 2) * BD + tl.arange(0, BD)
+            first = tl.program_id(0).to(tl.int64) * BT + half % 2 * (BT // 2)
+            _expand_tile(x, y, post, comb, out, first + tl.arange(0, BT // 2), d, T, D, NS)
+        tl.debug_barrier()
     for step in range(STEPS):
         d = (split * STEPS + step) * BD + tl.arange(0, BD)
         mask = inside[:, None] & (d < D)[None, :]
         fn_mask = (m < M)[:, None] & (d < D)[None, :]
-        if EXPAND:
-            # Streams first: a thread has its columns of all of them, and reads each once.
-            stream = (token[None, :] * NS + n[:, None])[:, :, None] * D + d[None, None, :]
-            streams = tl.load(x + stream, mask=mask[None, :, :], other=0.0)
+        place = token[:, None] * (NS * D) + d[None, :]
+        if EXPAND and STEPS == 1:
+            streams = _loaded(x, place, mask, D, NS)
             at = token[:, None] * D + d[None, :]
             added = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
         for j in tl.static_range(NS):
-            place = token[:, None] * (NS * D) + j * D + d[None, :]
-            if EXPAND:
-                at = (token[None, :] * NS + n[:, None]) * NS + j
-                c = tl.load(comb + at, mask=inside[None, :], other=0.0)
-                weight = tl.load(post + token * NS + j, mask=inside, other=0.0)
-                value = added * weight[:, None]
-                value += tl.sum(streams.to(tl.float32) * c[:, :, None], axis=0)
-                rounded = value.to(out.dtype.element_ty)
-                tl.store(out + place, rounded, mask=mask)
-                value = rounded.to(tl.float32)
+            if EXPAND and STEPS == 1:
+                value = _expanded(streams, added, post, comb, token, j, inside, NS)
+                value = value.to(out.dtype.element_ty)
+                tl.store(out + place + j * D, value, mask=mask)
             else:
-                value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-            squares += tl.sum(value * value, axis=1)
+                source = out if EXPAND else x
+                value = tl.load(source + place + j * D, mask=mask, other=0.0)
+            squares += value.to(tl.float32) * value.to(tl.float32)
             at = m[:, None] * (NS * D) + j * D + d[None, :]
-            acc = _times_fn(value, tl.load(fn + at, mask=fn_mask, other=0.0), acc, EXACT)
-    acc = tl.where(m[None, :] == M, squares[:, None], acc)
+            acc = _times_fn(value, fn, at, fn_mask, acc, M * NS * D, EXACT)
+    acc = tl.where(m[None, :] == M, tl.sum(squares, axis=1)[:, None], acc)
     at = (split.to(tl.int64) * T + token)[:, None] * BM + m[None, :]
     tl.store(partial + at, acc, mask=inside[:, None])
 
@@ -154,7 +207,7 @@ def finish(
     HEAD: `pre` alone. GIVEN: collapsed with `given` instead of the `pre` made here, which is
     made where WEIGH.
     """
-    token = tl.program_id(0).to(tl.int64)
+    token = T - 1 - tl.program_id(0).to(tl.int64)  # the last are still in the cache
     n = tl.arange(0, NS)
     d = tl.arange(0, BLOCK)
     if COLLAPSE:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
 from kernels.mhc import launch
-from kernels.mhc.triton import collapse, expand, finish, project, weigh
+from kernels.mhc.triton import collapse, expand, finish, halve, project, weigh
 
 WIDTH, STREAMS, ITERATIONS = 4096, 4, 20  # of DeepSeek-V4, V4.1 and GLM-5.3
 MIXES, HEAD = 24, 4
@@ -23,6 +23,7 @@ COLLAPSE = {"x": "*bf16", "pre": "*fp32", "out": "*fp32", "D": "i32"}
 EXPAND = {
     "x": "*bf16", "y": "*bf16", "post": "*fp32", "comb": "*fp32", "out": "*bf16", "D": "i32",
 }  # fmt: skip
+HALVE = {"fn": "*fp32", "parts": "*bf16", "X": "i32"}
 NUMBERS = {"T", "norm_eps", "hc_eps", "post_scale"}
 
 
@@ -39,6 +40,10 @@ def variants(target: int) -> Iterator[Variant]:
         yield _weigh(many, values)
         yield _finish(many, values, given=True, norm=norm)
     constants: dict[str, int | bool] = {"NS": STREAMS, "BLOCK": launch.COLUMNS}
+    yield Variant(
+        "mhc halve", halve, HALVE, {"BLOCK": launch.COLUMNS}, frozenset(HALVE),
+        launch.POINTWISE_WARPS, 3,
+    )  # fmt: skip
     for kernel, arguments in ((collapse, COLLAPSE), (expand, EXPAND)):
         yield Variant(
             f"mhc {kernel.fn.__name__}", kernel, arguments, constants, frozenset(arguments),
@@ -52,6 +57,8 @@ def _project(tokens: int, values: int, expands: bool) -> Variant:
     )
     label = f"mhc project {values} values, {constants['BT']} tokens{', expands' * expands}"
     unread = {} if expands else {"post": "*bf16", "comb": "*bf16"}
+    if tokens > launch.FEW_TOKENS:
+        unread["fn"] = "*bf16"
     return Variant(
         label, project, PROJECT | unread, constants, frozenset(PROJECT) - NUMBERS,
         launch.project_warps(constants), launch.project_stages(constants),

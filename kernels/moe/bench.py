@@ -10,6 +10,7 @@ import torch
 
 from kernels.bench import humming_peer
 from kernels.bench.case import Call, Case, Work
+from kernels.humming.select import chosen
 from kernels.moe import ExpertWeights
 from kernels.moe import routed_experts as chosen_experts
 from kernels.moe.launch import Scratch, routed_experts
@@ -45,9 +46,9 @@ class Layer:
 
 
 LAYERS = (
+    Layer("Qwen3.8-Next int4", "int4", 512, 10, 2560, 640, None, (1, 4, 64, 2048)),
     Layer("DeepSeek-V4 mxfp4", "mxfp4", 256, 6, 4096, 2048, 10.0, (1, 6, 64, 512, 2048, 8192)),
     Layer("DeepSeek-V4 1/8 mxfp4", "mxfp4", 256, 6, 4096, 256, 10.0, (1, 6)),
-    Layer("Qwen3.8-Next int4", "int4", 512, 10, 2560, 640, None, (1, 4, 64, 2048)),
     Layer("GLM-5.3 fp8", "fp8", 288, 8, 4096, 2048, 10.0, (4,)),
 )
 
@@ -83,8 +84,11 @@ def cases(device: str = "cuda") -> Iterator[Case]:
     for layer in LAYERS:
         setting = Setting(layer, device)
         for tokens in layer.tokens:
-            peers = {"humming": partial(_humming, setting, tokens)}
-            yield Case("moe", f"{layer.name} T={tokens}", partial(work, setting, tokens), peers)
+            yield Case(
+                "moe", f"{layer.name} T={tokens}", partial(work, setting, tokens),
+                {"humming": partial(_humming, setting, tokens)},
+                chosen("stack", 2 * layer.inner * layer.hidden),
+            )  # fmt: skip
 
 
 class Inputs:

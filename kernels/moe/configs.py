@@ -32,10 +32,10 @@ def _tile(rows: int, outputs: int, block_bytes: int, stages: int = 3, warps: int
 
 
 # Wider than high: each warp then decodes weights of its own.
-LARGE = _tile(128, 256, 32, 3, 8)
+LARGE = _tile(128, 256, 64, 3, 8)
 MATRIX_TILES = {
-    "mxfp4": (_tile(16, 128, 64), _tile(32, 128, 64), _tile(64, 128, 32, 4), LARGE),
-    "int4": (_tile(16, 128, 64), _tile(32, 128, 32, 4), _tile(64, 128, 32, 4), LARGE),
+    "mxfp4": (_tile(16, 128, 64), _tile(32, 128, 64), _tile(64, 128, 64), LARGE),
+    "int4": (_tile(16, 128, 64), _tile(32, 128, 64), _tile(64, 128, 64), _tile(64, 256, 64, 3, 8)),
     "fp8": (_tile(16, 64, 128), _tile(32, 128, 64), _tile(64, 128, 64), LARGE),
     "plain": (_tile(16, 64, 64), _tile(32, 64, 64), _tile(64, 128, 32), _tile(64, 128, 32)),
 }

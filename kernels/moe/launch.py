@@ -136,14 +136,14 @@ class Call:
     out_TH: torch.Tensor
 
 
-def _tensors(weight: Matrix, *, vector: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tensors(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words of codes, scales and zero points; others stand for those that a format has not."""
     if isinstance(weight, PlainMatrix):
         assert weight.data.is_contiguous()
         return weight.data, weight.data, weight.data
     assert not isinstance(weight, HummingMatrix)
     form = layout_of(weight)
-    scale, zero = form.vector_tensors if vector else form.matrix_tensors
+    scale, zero = form.tensors
     assert weight.codes.is_contiguous() and scale.is_contiguous() and zero.is_contiguous()
     return weight.codes.view(torch.int32), scale, zero
 
@@ -175,14 +175,14 @@ def _by_vector(call: Call, plan: Plan, scratch: Scratch) -> None:
     programs = -(-inner // (plan.gate_up.block_n // 2)), tokens * top_k
     assert 32 * programs[0] * programs[1] >= counters
     gate_up_vector[programs](
-        call.x_TH, *_tensors(e.gate_up, vector=True), scratch.hidden, call.ids_Tk,
+        call.x_TH, *_tensors(e.gate_up), scratch.hidden, call.ids_Tk,
         scratch.integers,
         e.first_expert, e.count, top_k, counters, call.limit or 0.0, inner, width,
         LIMIT=call.limit is not None, **vector_values(layout(e.gate_up), plan.gate_up),
         **_options(plan.gate_up),
     )  # fmt: skip
     down_vector[(tiles, tokens, plan.splits)](
-        scratch.hidden, *_tensors(e.down, vector=True), call.out_TH, scratch.products,
+        scratch.hidden, *_tensors(e.down), call.out_TH, scratch.products,
         scratch.integers, call.ids_Tk, call.weights_Tk, e.first_expert, e.count, top_k, width,
         inner,
         SPLIT=plan.splits, **vector_values(layout(e.down), plan.down), **_options(plan.down),
@@ -203,13 +203,13 @@ def _grouped(call: Call, plan: Plan, scratch: Scratch) -> None:
         BM=plan.gate_up.block_m, BP=block, num_warps=warps,
     )  # fmt: skip
     gate_up[(slots * -(-inner // (plan.gate_up.block_n // 2)),)](
-        call.x_TH, *_tensors(e.gate_up, vector=False), scratch.hidden, order, tiles, slots,
+        call.x_TH, *_tensors(e.gate_up), scratch.hidden, order, tiles, slots,
         top_k,
         call.limit or 0.0, inner, width, LIMIT=call.limit is not None,
         **matrix_values(layout(e.gate_up), plan.gate_up), **_options(plan.gate_up),
     )  # fmt: skip
     down[(slots * -(-width // plan.down.block_n),)](
-        scratch.hidden, *_tensors(e.down, vector=False), scratch.products, order, tiles, slots,
+        scratch.hidden, *_tensors(e.down), scratch.products, order, tiles, slots,
         width, inner,
         **matrix_values(layout(e.down), plan.down), **_options(plan.down),
     )  # fmt: skip

@@ -37,7 +37,7 @@ def routed_experts(
         gate, up = linear(rows, experts.gate_up.expert(expert)).chunk(2, dim=1)
         hidden = silu_and_mul(gate, up, limit)
         out_PH.index_copy_(0, pairs, linear(hidden, experts.down.expert(expert)))
-    scaled = out_PH.view(tokens, top_k, -1) * weights_Tk[..., None]
+    scaled = out_PH.view(tokens, top_k, x.shape[1]) * weights_Tk[..., None]
     total = scaled[:, 0]
     for j in range(1, top_k):
         total = total + scaled[:, j]

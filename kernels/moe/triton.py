@@ -17,7 +17,6 @@ from kernels.quant_linear.triton import (
     row_words,
     scale_words,
     vector_product,
-    vector_scales,
 )
 
 PLAIN = 3  # FORMAT of bf16, fp16 and fp32 weights
@@ -217,9 +216,11 @@ def _expert_vector(
 ):  # fmt: skip
     """fp32 [BN]: `rows` of an expert's matrix in a stack [E, N, K] times x [K]."""
     KW = row_words(K, FORMAT)
-    scale_at = expert * tl.cdiv(N, BLOCK_N) * vector_scales(K, FORMAT, GROUP, SCALE)
+    scale_row = expert * tl.cdiv(N, BLOCK_N)
+    own_scales = scales + scale_row * scale_words(K, FORMAT, GROUP, SCALE)
+    own_zeros = zeros + scale_row * (row_scales(K, FORMAT, GROUP) // 4)
     return vector_product(
-        x, words + expert * N * KW, scales + scale_at, zeros + scale_at, rows, row_mask, K, 0,
+        x, words + expert * N * KW, own_scales, own_zeros, rows, row_mask, K, 0,
         tl.cdiv(4 * KW, BKB),
         FORMAT, GROUP, BLOCK_N, SCALE, ASYMMETRIC, EVEN, BN, BKB, 1,
     )  # fmt: skip

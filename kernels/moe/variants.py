@@ -116,7 +116,7 @@ def _of_stack(
         words = scale = zero = TRITON_TYPES[form.scale.dtype]
     else:
         words = "i32"
-        scale, zero = stored_types(form, vector=config.kernel == "vector")
+        scale, zero = stored_types(form)
     kinds = {"words": f"*{words}", "scales": f"*{scale}", "zeros": f"*{zero}"}
     tile = f"{config.kernel} {config.block_m}x{config.block_n}x{config.block_bytes}B"
     return _variant(f"{label} {tile}", kernel, values, config.warps, config.stages, kinds)

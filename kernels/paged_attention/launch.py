@@ -10,7 +10,7 @@ from kernels import backend
 from kernels.paged_attention import configs
 from kernels.paged_attention.configs import Config
 from kernels.paged_attention.triton import paged_attention, write_rows
-from kernels.split_keys import LOG2_E, Partials, merge_splits
+from kernels.split_keys import COPIES, LOG2_E, Partials, merge_splits
 
 WRITE_ELEMENTS, WRITE_WARPS, WRITE_STAGES = 1024, 4, 1
 INTERPRETED_TARGET = 80  # where a card cannot be asked
@@ -79,8 +79,9 @@ def configuration(
     group = heads // key_heads
     target = _target(q_THD)
     per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
-    splits = splits or configs.splits_for(-(-tokens // per_tile) * key_heads)
-    return configs.tile(target, per_tile * group, splits, one=per_tile == 1)
+    programs = -(-tokens // per_tile) * key_heads
+    splits = splits or configs.splits_for(programs, selected=selected)
+    return configs.tile(per_tile * group, splits, one=per_tile == 1, selected=selected)
 
 
 def _target(x: torch.Tensor) -> int:
@@ -159,7 +160,7 @@ def _launch(
         tokens, heads, group, per_tile, 0 if selected_TS is None else selected_TS.shape[1],
         *place.sizes(k_pool_PNGD), gate.stride(0), gate.stride(1), width**-0.5 * LOG2_E.value,
         **constants(width, config, selected=selected_TS is not None, gated=gate_THD is not None),
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
 
 
@@ -173,4 +174,5 @@ def constants(width: int, config: Config, *, selected: bool, gated: bool) -> dic
         "ONE": config.one,
         "SELECTED": selected,
         "GATED": gated and config.splits == 1,
+        "COPIES": COPIES,
     }

@@ -10,7 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.split_keys import NOTHING, closing_factor, find_rows, store_stats, weigh
+from kernels.split_keys import (
+    NOTHING,
+    closing_factor,
+    find_numbers,
+    find_pages,
+    find_rows,
+    rows_of,
+    store_stats,
+    weigh,
+)
 
 MOST: tl.constexpr = tl.constexpr(2**31 - 1)  # behind every key
 MANY_ROWS: tl.constexpr = tl.constexpr(64)
@@ -34,55 +43,55 @@ def find_runs(sequence_of, token, mask, starts, sequences):
 
 
 @triton.jit
-def _rows(
-    table, selected, sequence, block, count, sequences, width, pages, shift,
-    SELECTED: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """int32 [BK]: the pool's rows of a block of keys, -1 where there is none."""
-    number = block * BK + tl.arange(0, BK)
-    shown = number < count
-    if SELECTED:
-        number = tl.load(selected + number, mask=shown, other=-1).to(tl.int32)
-    row, shown = find_rows(table, sequence, number, shown, sequences, width, pages, shift)
-    return tl.where(shown, row, -1).to(tl.int32)
-
-
-@triton.jit
 def _attend(
     q_tile, k_pool, v_pool, table, selected, sequence, last, count, key_heads, scale, acc, top,
     total, sequences, width, pages, shift, split,
-    D: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, SELECTED: tl.constexpr,
+    D: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, ONE: tl.constexpr,
+    SELECTED: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Take the blocks split, split + SPLITS and so on of `count` keys of one sequence.
 
-    Row m sees the keys up to last[m], none where that is -1. The pool's rows of a block are found
-    while the block before it is multiplied.
+    Row m sees the keys up to last[m], none where that is -1; the rows of ONE token see all keys.
+    Numbers are loaded two blocks ahead and pages one block, so that no load waits for another.
+    Logits of many rows are made as [BK, M], so that a warp has all keys of its rows.
     """
     d = tl.arange(0, D)
     n = tl.arange(0, BK)
-    row = _rows(
-        table, selected, sequence, split, count, sequences, width, pages, shift, SELECTED, BK
-    )
+    number = find_numbers(selected, 0, split, count, SELECTED, BK, COPIES)
+    page = find_pages(table, sequence, number, number >= 0, sequences, width, shift)
+    next_number = find_numbers(selected, 0, split + SPLITS, count, SELECTED, BK, COPIES)
     for block in tl.range(split, tl.cdiv(count, BK), SPLITS):
+        if not SELECTED:  # rather than kept in registers
+            number = find_numbers(selected, 0, block, count, SELECTED, BK, COPIES)
+            next_number = find_numbers(selected, 0, block + SPLITS, count, SELECTED, BK, COPIES)
+        row, shown = rows_of(page, number, pages, shift)
+        row = tl.max(tl.where(shown, row, -1).to(tl.int32), 1)
         shown = row >= 0
-        at = (row.to(tl.int64) * key_heads)[:, None] * D + d[None, :]
-        k = tl.load(k_pool + at, mask=shown[:, None], other=0.0).to(tl.bfloat16)
-        v = tl.load(v_pool + at, mask=shown[:, None], other=0.0).to(tl.bfloat16)
-        first = 0 if SELECTED else block * BK
-        seen = shown[None, :] & ((first + n)[None, :] <= last[:, None])
-        logits = tl.dot(q_tile, tl.trans(k))
-        if q_tile.shape[0] >= MANY_ROWS:
-            # Behind a transpose the compiler does not see that the products follow each other:
-            # else each warp takes all rows in both, and reads all queries for its keys.
-            logits = tl.trans(tl.trans(logits) * scale)
+        page = find_pages(table, sequence, next_number, next_number >= 0, sequences, width, shift)
+        if SELECTED:
+            number = next_number & ((1 << shift) - 1)  # in its page
+            next_number = find_numbers(selected, 0, block + 2 * SPLITS, count, SELECTED, BK, COPIES)
+        at = row.to(tl.int64) * key_heads * D
+        k_at = (k_pool + at)[:, None] + d[None, :]
+        v_at = (v_pool + at)[:, None] + d[None, :]
+        k = tl.load(k_at, mask=shown[:, None], other=0.0).to(tl.bfloat16)
+        v = tl.load(v_at, mask=shown[:, None], other=0.0).to(tl.bfloat16)
+        key = tl.where(shown, block * BK + n, MOST)
+        if ONE:
+            logits = tl.dot(q_tile, tl.trans(k)) * scale
+            weights, fade, top, total = weigh(logits, shown[None, :], top, total, 1)
+            weights = weights.to(tl.bfloat16)
+        elif q_tile.shape[0] < MANY_ROWS:
+            logits = tl.dot(q_tile, tl.trans(k)) * scale
+            seen = key[None, :] <= last[:, None]
+            weights, fade, top, total = weigh(logits, seen, top, total, 1)
+            weights = weights.to(tl.bfloat16)
         else:
-            logits = logits * scale
-        weights, fade, top, total = weigh(logits, seen, top, total)
-        acc = tl.dot(weights.to(tl.bfloat16), v, acc * fade[:, None])
-        row = _rows(
-            table, selected, sequence, block + SPLITS, count, sequences, width, pages, shift,
-            SELECTED, BK,
-        )  # fmt: skip
+            logits = tl.dot(k, tl.trans(q_tile)) * scale
+            seen = key[:, None] <= last[None, :]
+            weights, fade, top, total = weigh(logits, seen, top, total, 0)
+            weights = tl.trans(weights.to(tl.bfloat16))
+        acc = tl.dot(weights, v, acc * fade[:, None])
     return acc, top, total
 
 
@@ -97,7 +106,7 @@ def paged_attention(
     tokens, heads, group, per_tile, slots, sequences, width, pages, shift, gate_token, gate_head,
     scale,
     D: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    ONE: tl.constexpr, SELECTED: tl.constexpr, GATED: tl.constexpr,
+    ONE: tl.constexpr, SELECTED: tl.constexpr, GATED: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """`per_tile` tokens, one key head with its `group` query heads, one split of the keys.
 
@@ -134,10 +143,10 @@ def paged_attention(
         count = 1 + tl.max(tl.where(mine & (sequence_row >= 0), position, -1), 0)
         if SELECTED:
             count = tl.minimum(count, slots)
-        last = tl.where(mine, MOST if SELECTED else position, -1)
+        last = tl.where(mine, position, -1)
         acc, top, total = _attend(
             q_tile, k_pool, v_pool, table, selected, sequence, last, count, key_heads, scale, acc,
-            top, total, sequences, width, pages, shift, split, D, BK, SPLITS, SELECTED,
+            top, total, sequences, width, pages, shift, split, D, BK, SPLITS, ONE, SELECTED, COPIES,
         )  # fmt: skip
     mask = (run > 0) & ((run - 1) % tl.num_programs(2) == tl.program_id(2))
     if SPLITS > 1:

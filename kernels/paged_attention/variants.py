@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
 from kernels.paged_attention import configs, launch
-from kernels.paged_attention.configs import Config
 from kernels.paged_attention.triton import paged_attention, write_rows
 from kernels.split_keys.variant import merge_variant
 
@@ -20,19 +19,20 @@ DECODE, VERIFY = 12, 24
 def variants(target: int) -> Iterator[Variant]:
     """Decode, verification and prefill, dense and over a selection, and writes to pages."""
     for splits in (64, 8):
-        yield _variant(configs.tile(target, DECODE, splits, one=True), selected=False)
-        yield _variant(configs.tile(target, VERIFY, splits, one=False), selected=False)
+        yield _variant(DECODE, splits, one=True)
+        yield _variant(VERIFY, splits)
     for rows in {64, configs.MAX_ROWS[target]}:
-        yield _variant(configs.tile(target, rows, 1, one=False), selected=False)
+        yield _variant(rows, 1)
     for splits in (64, 8, 1):
-        yield _variant(configs.tile(target, DECODE, splits, one=True), selected=True)
+        yield _variant(DECODE, splits, one=True, selected=True)
     for splits in (64, 8):
         yield merge_variant(WIDTH, splits, sink=False, gated=True)
     for kind, elements in (("bf16", 1024), ("u8", 584)):
         yield write_variant(kind, elements)
 
 
-def _variant(config: Config, *, selected: bool) -> Variant:
+def _variant(rows: int, splits: int, *, one: bool = False, selected: bool = False) -> Variant:
+    config = configs.tile(rows, splits, one=one, selected=selected)
     pointers = dict.fromkeys(("q", "k_pool", "v_pool", "out", "gate"), "*bf16")
     pointers |= {"values": "*fp32", "stats": "*fp32", **dict.fromkeys(INTEGERS, "*i64")}
     constants = launch.constants(WIDTH, config, selected=selected, gated=True)
@@ -42,6 +42,7 @@ def _variant(config: Config, *, selected: bool) -> Variant:
     return Variant(
         f"attention {label} s{config.stages}{' selected' if selected else ''}", paged_attention,
         arguments, constants, frozenset((*pointers, *STRIDES)), config.warps, config.stages,
+        config.registers,
     )  # fmt: skip
 
 

@@ -17,19 +17,22 @@ STAGES = 1
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Tokens and block keys of a program."""
+    """Tokens of a program and of a product, block keys of a program."""
 
     tokens: int
+    step: int
     keys: int
     warps: int
+    stages: int
 
 
-FEW, MANY = Tile(16, 64, 4), Tile(64, 128, 8)
+FEW, MANY, PLAIN = Tile(16, 4, 64, 4, 1), Tile(128, 16, 128, 4, 2), Tile(16, 4, 32, 4, 1)
+LEAST_COLUMNS = 16  # of a product
 
 
 def tile_for(each: int, *, exact: bool) -> Tile:
     """The tile where a sequence has `each` tokens in the step on average; fp32 has a small one."""
-    return FEW if exact or each <= FEW.tokens else MANY
+    return PLAIN if exact else FEW if each <= FEW.tokens else MANY
 
 
 def select_tokens(
@@ -73,14 +76,14 @@ def scores_of(
     each = -(-tokens // max(len(place.page_table_BP), 1))
     tile = tile_for(each, exact=not _plain(q_THD, pool_PND))
     per_tile = min(each, tile.tokens)
-    maxima = maxima_for(scores, kept, tile.keys) if tile == FEW else None
+    maxima = maxima_for(scores, kept, tile.keys) if tile != MANY else None
     score_blocks[(-(-len(rows) // per_tile), -(-columns // tile.keys))](
         q_THD, pool_PND, scores, place.positions_T if maxima is None else maxima.keys_TW,
         place.page_table_BP, place.sequence_T, place.positions_T,
         rows.stop, rows.start, per_tile, kept, columns,
         0 if maxima is None else maxima.keys_TW.shape[1], *place.sizes(pool_PND), width**-0.5,
         **constants(q_THD, pool_PND, tile, ratio, 0 if maxima is None else maxima.size),
-        num_warps=tile.warps, num_stages=STAGES,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, maxima
 
@@ -96,8 +99,19 @@ def constants(
     """The kernel's constants: products of bf16 are exact in bf16, others are taken in fp32."""
     _, heads, width = q_THD.shape
     exact = not _plain(q_THD, pool_PND)
-    tiles = {"M": tile.tokens, "BK": tile.keys, "RATIO": ratio, "EXACT": exact, "BEST": best}
-    return {"D": width, "H": heads, **tiles}
+    padded = 1 << (heads - 1).bit_length()
+    return {
+        "D": width,
+        "H": heads,
+        "HP": padded,
+        "M": tile.tokens,
+        "BT": max(tile.step, LEAST_COLUMNS // padded),
+        "BK": tile.keys,
+        "RATIO": ratio,
+        "EXACT": exact,
+        "BEST": best,
+        "STAGES": tile.stages,
+    }
 
 
 def mean_of_blocks(keys_TRD: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ def _scores(tile: Tile, best: int) -> Variant:
     return Variant(
         f"scores {tile.tokens}x{tile.keys} of {HEADS}x{WIDTH} best {best} w{tile.warps}",
         score_blocks, arguments, constants, frozenset((*pointers, "columns", "W")), tile.warps,
-        launch.STAGES,
+        tile.stages,
     )  # fmt: skip
 
 

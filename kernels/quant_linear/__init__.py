@@ -81,8 +81,9 @@ def linear(
 def prepare(weight: Matrix, back_end: BackEnd | None = None) -> Matrix:
     """The same matrix as its GPU kernels read it; called once, when weights load.
 
-    On a card, humming's kernels where they are installed and built for this shape, else Triton's;
-    `back_end` "humming" or "triton" (or WARHORSE_GEMM) asks for one, see kernels/humming/select.py.
+    On a card, humming's kernels where they are faster for the size, installed and built for the
+    shape, else Triton's; `back_end` "humming" or "triton" (or WARHORSE_GEMM) asks for one, see
+    kernels/humming/select.py.
     For Triton see `packing.prepare`. ValueError for codes that the kernels would decode wrongly.
     """
     if not isinstance(weight, PlainMatrix | HummingMatrix):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -10,6 +10,7 @@ import torch
 
 from kernels.bench import humming_peer
 from kernels.bench.case import Call, Case, Work
+from kernels.humming.select import chosen
 from kernels.quant_linear import (
     Fp8BlockMatrix,
     HummingMatrix,
@@ -27,14 +28,14 @@ ROTATED_BYTES = 240_000_000
 MAX_ERROR = {"fp8": 4.5e-3, "int4": 4.5e-3, "mxfp4": 2.5e-3}
 PEER_ERROR = 1e-2
 CHECKED_ROWS = 32
-ROWS = (1, 4, 16, 64, 2048)
+ROWS = (1, 16, 64, 2048)
 SHAPES = (
     ("fp8", 4096, 4096),
     ("fp8", 16384, 4096),
     ("int4", 17408, 5120),
-    ("int4", 5120, 17408),
-    ("mxfp4", 4096, 4096),
     ("mxfp4", 16384, 4096),
+    ("mxfp4", 4096, 4096),
+    ("int4", 5120, 17408),
 )
 
 
@@ -107,11 +108,16 @@ def _name(product: Product) -> str:
 
 
 def _case(product: Product, setting: Setting) -> Case:
-    peers: dict[str, Callable[[], Work | None]] = {
-        "humming": partial(_humming, product, setting),
-        "library bf16": partial(_library, product, setting),
-    }
-    return Case("quant_linear", _name(product), partial(_ours, product, setting), peers)
+    return Case(
+        "quant_linear",
+        _name(product),
+        partial(_ours, product, setting),
+        {
+            "humming": partial(_humming, product, setting),
+            "library bf16": partial(_library, product, setting),
+        },
+        chosen("dense", product.n * product.k),
+    )
 
 
 def _ours(product: Product, setting: Setting) -> Work:

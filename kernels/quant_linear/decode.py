@@ -127,36 +127,11 @@ def e2m1_to_bf16(code, scale, PTX: tl.constexpr):
 
 
 @triton.jit
-def own_halves(words, PTX: tl.constexpr):
-    """Words int32 [N, 2 W], each twice, to int16: the low half in even columns, the high in odd.
-
-    Each element says by its own byte numbers which half it takes, so that any two may share a
-    register.
-    """
-    odd = (tl.arange(0, words.shape[1]) % 2)[None, :]
-    if PTX:
-        return tl.inline_asm_elementwise(
-            asm="""{
-            .reg .b32 bytes;
-            mad.lo.u32 bytes, $4, 0x100, $3;
-            add.u32 bytes, bytes, 0x4400;
-            prmt.b32 $0, $1, $2, bytes;
-            }""",
-            constraints="=r,r,r,r,r",
-            args=[words, 0x10 + odd * 0x22],
-            dtype=tl.int16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return (words >> (16 * odd)).to(tl.int16)
-
-
-@triton.jit
 def e4m3_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Byte SLOT of each half of a word, e4m3 * 2^-120 * scale in bf16.
+    """Byte SLOT of each half of a word, int16: e4m3 * 2^-120 * scale in bf16.
 
-    Here and below halves are int16 and scale, of their shape, carries the inverse of the factor.
+    Here and below each element depends on its own half and scale alone, so any two may share a
+    register; the scale carries the inverse of the factor.
     """
     if PTX:
         LEFT: tl.constexpr = "8" if SLOT == 0 else "0"
@@ -184,7 +159,7 @@ def e4m3_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def e2m1_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Nibble SLOT of each half of a word, e2m1 * 2^-126 * scale in bf16; see e4m3_pair."""
+    """Nibble SLOT of each half, e2m1 * 2^-126 * scale in bf16; see e4m3_pair."""
     if PTX:
         LEFT: tl.constexpr = "12" if SLOT == 0 else ("8" if SLOT == 1 else "4")
         MOVE: tl.constexpr = "shl.b32 q, $1, " if SLOT < 2 else "shr.u32 q, $1, "
@@ -217,7 +192,7 @@ def e2m1_pair(halves, scale, SLOT: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def u4_pair(halves, scale, offset, SLOT: tl.constexpr, PTX: tl.constexpr):
-    """Nibble SLOT of each half of a word, n * f * scale + offset in bf16; see e4m3_pair.
+    """Nibble SLOT of each half, n * f * scale + offset in bf16; see e4m3_pair.
 
     bf16 bits below 2^8 count in units of 2^-133, so f is that, and 2^-129 for odd slots, which
     lie four bits higher.
@@ -281,39 +256,22 @@ def times_bf16(pair, scale, PTX: tl.constexpr):
 
 
 @triton.jit
-def two_scales(pointers, mask, SHIFT: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
-    """The scale at each of `pointers` and, if there are TWO, the next one; times 2^SHIFT."""
-    if SCALE == E8M0_:  # 2^(code - 127 + SHIFT), for codes up to 254 - SHIFT
-        pair = tl.load(pointers, mask=mask, other=0).to(tl.int32)
-        first = (((pair & 0xFF) + SHIFT) << 23).to(tl.float32, bitcast=True)
-        last = (((pair >> 8 & 0xFF) + SHIFT) << 23).to(tl.float32, bitcast=True)
-    else:
-        FACTOR: tl.constexpr = 2.0**SHIFT
-        first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * FACTOR
-        last = first
-        if TWO:
-            last = tl.load(pointers + 1, mask=mask, other=0.0).to(tl.float32) * FACTOR
-    return first, last
-
-
-@triton.jit
 def scale_word(scales, rows, entry, mask, SCALE: tl.constexpr):
     """The word of each row that holds scale `entry`: words load asynchronously."""
     if SCALE == FP32_:
         return tl.load(scales + rows + entry, mask=mask, other=0.0)
     else:
-        EACH: tl.constexpr = 4 if SCALE == E8M0_ else 2
-        return tl.load(scales + rows + entry // EACH, mask=mask, other=0)
+        return tl.load(scales + rows + entry // (4 if SCALE == E8M0_ else 2), mask=mask, other=0)
 
 
 @triton.jit
-def scale_of(word, entry, SCALE: tl.constexpr):
-    """Scale `entry` of each row, fp32; of e8m0 codes, up to 128, 2^126 times that."""
+def scale_of(word, entry, SHIFT: tl.constexpr, SCALE: tl.constexpr):
+    """Scale `entry` of each row, fp32; of e8m0 codes up to 254 - SHIFT, 2^SHIFT times that."""
     if SCALE == FP32_:
         return word
     elif SCALE == E8M0_:
         code = (word >> (entry % 4 * 8)) & 0xFF
-        return ((code + 126) << 23).to(tl.float32, bitcast=True)
+        return ((code + SHIFT) << 23).to(tl.float32, bitcast=True)
     else:
         bits = word >> (entry % 2 * 16)
         if SCALE == BF16_:
@@ -323,9 +281,8 @@ def scale_of(word, entry, SCALE: tl.constexpr):
 
 
 @triton.jit
-def zero_of(zeros, rows, entry, mask):
-    """Zero point `entry` of each row, fp32."""
-    word = tl.load(zeros + rows + entry // 4, mask=mask, other=0)
+def zero_of(word, entry):
+    """Zero point `entry` of each row, fp32, of a word of four."""
     return ((word >> (entry % 4 * 8)) & 0xFF).to(tl.float32)
 
 
@@ -342,7 +299,7 @@ def decoded(
 ):  # fmt: skip
     """bf16 [BN, WIDTH]: the weights of one slot of `halves`, times 2^-8 where they are INT4.
 
-    scale fp32 [BN] (of e8m0 as scale_of gives it) counts where SCALED, zero fp32 [BN] where
+    scale fp32 [BN] (of e8m0 2^126 times that) counts where SCALED, zero fp32 [BN] where
     ASYMMETRIC. The symmetric zero point 8 is a power of two, so that its product with a scale is
     exact and one multiply-add applies both.
     """
@@ -352,7 +309,9 @@ def decoded(
         factor = scale * 2.0**120 if SCALED else tl.full((BN,), 2.0**120, tl.float32)
         return e4m3_pair(halves, _wide(factor, BN, WIDTH), SLOT, PTX)
     elif FORMAT == MXFP4_:
-        return e2m1_pair(halves, _wide(scale, BN, WIDTH), SLOT, PTX)
+        # A power of two: the upper half of its bits is the same in bf16.
+        bits = (scale.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+        return e2m1_pair(halves, _wide(bits.to(tl.bfloat16, bitcast=True), BN, WIDTH), SLOT, PTX)
     else:
         FACTOR: tl.constexpr = 2.0 ** (125 - 4 * (SLOT % 2))
         one = tl.full((BN,), 1.0, tl.float32)

@@ -10,7 +10,7 @@ import torch
 from kernels import backend
 from kernels.quant_linear import tuning
 from kernels.quant_linear.decode import BF16, E8M0, FP8, FP16, FP32, INT4, MXFP4
-from kernels.quant_linear.matrix import Fp8BlockMatrix, Int4Matrix, Mxfp4Matrix
+from kernels.quant_linear.matrix import BLOCK_BYTES, Fp8BlockMatrix, Int4Matrix, Mxfp4Matrix
 from kernels.quant_linear.triton import matrix_matrix, matrix_vector
 from kernels.quant_linear.tuning import Config
 
@@ -44,14 +44,8 @@ class Layout:
         }
 
     @property
-    def vector_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and zero points as the vector kernels take them: e8m0 codes in pairs."""
-        scale = self.scale.view(torch.int16) if self.scale.dtype == torch.uint8 else self.scale
-        return scale, scale if self.zero is None else self.zero
-
-    @property
-    def matrix_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as words of 32 bits."""
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales and zero points as words of 32 bits; scales stand for missing zero points."""
         scale = self.scale if self.scale.dtype == torch.float32 else self.scale.view(torch.int32)
         return scale, scale if self.zero is None else self.zero.view(torch.int32)
 
@@ -143,13 +137,13 @@ def quant_linear(
     if config.kernel == "vector":
         assert rows == 1
         matrix_vector[grid](
-            x_MK, words, *layout.vector_tensors, out_MN, partial, counters, outputs,
+            x_MK, words, *layout.tensors, out_MN, partial, counters, outputs,
             weight.in_features, **vector_constants(layout, config),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     else:
         matrix_matrix[grid](
-            x_MK, words, *layout.matrix_tensors, out_MN, partial, counters,
+            x_MK, words, *layout.tensors, out_MN, partial, counters,
             rows, outputs, weight.in_features, **matrix_constants(layout, config),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
@@ -157,6 +151,7 @@ def quant_linear(
 
 
 def vector_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
+    assert config.block_bytes % BLOCK_BYTES == 0
     return layout.constants | {
         "EVEN": layout.row_bytes % config.block_bytes == 0,
         "BN": config.block_n,
@@ -168,6 +163,7 @@ def vector_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
 
 def matrix_constants(layout: Layout, config: Config) -> dict[str, int | bool]:
     block = config.block_bytes
+    assert block % BLOCK_BYTES == 0 or layout.name == "plain"
     # MXFP4's scale carries the bias of its decoder, and is exact in bf16.
     scale_weight = config.scale_weight or layout.format == MXFP4 or layout.group_bytes < block
     return layout.constants | {

@@ -45,7 +45,7 @@ class PlainMatrix:
 # the high half of byte j;
 # "fragments", as the GPU kernels read them: see kernels/quant_linear/README.md.
 Order = Literal["pairs", "fragments"]
-BLOCK_BYTES = 32  # within which "fragments" reorders; rows are padded to whole blocks
+BLOCK_BYTES = 64  # within which "fragments" reorders; rows are padded to whole blocks
 NIBBLE_UNIT = 32  # four-bit matrices have whole units along K
 
 

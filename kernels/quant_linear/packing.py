@@ -146,21 +146,18 @@ def _in_fragments(
 
 
 def _fp8_words(blocks: torch.Tensor) -> torch.Tensor:
-    """Bytes [B, 32] in the order of k = 16 j + 8 h + 2 q + e, to [h, q, e, j]."""
-    return blocks.view(-1, 2, 2, 4, 2).permute(0, 2, 3, 4, 1).reshape(-1, BLOCK_BYTES)
+    """Bytes [B, 64] in the order of k = 16 s + w, to words w of bytes s."""
+    return blocks.view(-1, 4, 16).transpose(1, 2).reshape(-1, BLOCK_BYTES)
 
 
 def _four_bit_words(blocks: torch.Tensor) -> torch.Tensor:
-    """Bytes [B, 32], of k = 16 j + 8 h + 2 q + e in turn, e in the halves, to words.
-
-    Word [h, q] holds code (j, e) in its bits 16 e + 4 j to 16 e + 4 j + 3.
-    """
-    pairs = blocks.view(-1, 4, 2, 4)
-    even = (pairs & 15).permute(0, 2, 3, 1)  # [B, h, q, j]
-    odd = (pairs >> 4).permute(0, 2, 3, 1)
-    codes = torch.stack((even, odd), -2)  # [B, h, q, e, j]
-    low, high = codes[..., 0::2], codes[..., 1::2]
-    return (low | (high << 4)).reshape(-1, BLOCK_BYTES)
+    """Bytes [B, 64], two codes of k = 16 s + w each in turn, to words w of nibbles s."""
+    pairs = blocks.view(-1, 4, 2, 8)  # [B, s / 2, s mod 2, w / 2], even w in the low nibbles
+    first, last = pairs[:, :, 0], pairs[:, :, 1]
+    even = (first & 15) | (last << 4)
+    odd = (first >> 4) | (last & 0xF0)
+    words = torch.stack((even, odd), -1)  # [B, s / 2, w / 2, w mod 2]
+    return words.view(-1, 4, 16).transpose(1, 2).reshape(-1, BLOCK_BYTES)
 
 
 def _chunks(codes: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -99,8 +99,8 @@ def scale_values(scale: torch.Tensor) -> torch.Tensor:
 def four_bit_values(codes: torch.Tensor, order: Order, pairs_256x2: torch.Tensor) -> torch.Tensor:
     """fp32 [..., N, K] in the order of k, of bytes [..., N, K / 2]; a pair of values for a byte."""
     pairs = pairs_256x2.to(codes.device).index_select(0, codes.flatten().int())
-    if order == "fragments":  # blocks of [h, q, e, j]; k = 16 j + 8 h + 2 q + e
-        pairs = pairs.view(-1, 2, 4, 2, 4).permute(0, 4, 1, 2, 3).contiguous()
+    if order == "fragments":  # blocks of 16 words w with nibbles s; k = 16 s + w
+        pairs = pairs.view(-1, 16, 8).transpose(1, 2).contiguous()
     return pairs.view(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
@@ -111,7 +111,7 @@ def _in_groups(values: torch.Tensor, groups: int, group: int) -> torch.Tensor:
 
 def _fp8_rows(codes: torch.Tensor, inputs: int) -> torch.Tensor:
     """Codes [..., N, K] in the order of k, of rows in "fragments" order."""
-    blocks = codes.view(-1, 2, 4, 2, 2).permute(0, 4, 1, 2, 3)  # of [h, q, e, j]
+    blocks = codes.view(-1, 16, 4).transpose(1, 2)  # of words w with bytes s; k = 16 s + w
     return blocks.reshape(codes.shape)[..., :inputs]
 
 

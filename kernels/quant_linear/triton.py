@@ -20,10 +20,8 @@ from kernels.quant_linear.decode import (
     decoded,
     e2m1_of_word,
     e4m3_of_word,
-    own_halves,
     scale_of,
     scale_word,
-    two_scales,
     u4_of_word,
     zero_of,
 )
@@ -31,8 +29,8 @@ from kernels.quant_linear.decode import (
 
 @triton.jit
 def row_words(K, FORMAT: tl.constexpr):
-    """Words of a row of codes: whole blocks of 8, of 32 k (fp8) or 64."""
-    return tl.cdiv(K, 32) * 8 if FORMAT == FP8_ else tl.cdiv(K, 64) * 8
+    """Words of a row of codes: whole blocks of 16, of 64 k (fp8) or 128."""
+    return tl.cdiv(K, 64) * 16 if FORMAT == FP8_ else tl.cdiv(K, 128) * 16
 
 
 @triton.jit
@@ -46,13 +44,6 @@ def scale_words(K, FORMAT: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexp
     """Words of a row of scales."""
     count = row_scales(K, FORMAT, GROUP)
     return count if SCALE == FP32_ else (count // 4 if SCALE == E8M0_ else count // 2)
-
-
-@triton.jit
-def vector_scales(K, FORMAT: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr):
-    """Elements of a row of scales as vector_product takes them: e8m0 codes in pairs."""
-    count = row_scales(K, FORMAT, GROUP)
-    return count // 2 if SCALE == E8M0_ else count
 
 
 @triton.jit
@@ -89,20 +80,16 @@ def _quarters(x):
 
 @triton.jit
 def _factors(x_tile, FORMAT: tl.constexpr, W: tl.constexpr):
-    """x [W * codes of a word] in the order of k as factors [W] of the places of each word.
-
-    Four of the bytes, or four of the low and four of the high half.
-    """
+    """x [W * codes of a word] in the order of k as factors [W] of the places of each word."""
+    SLOTS: tl.constexpr = 4 if FORMAT == FP8_ else 8
+    places = tl.permute(tl.reshape(x_tile, (W // 16, SLOTS, 16)), (0, 2, 1))
     if FORMAT == FP8_:
-        blocks = tl.permute(tl.reshape(x_tile, (W // 8, 2, 2, 4, 2)), (0, 2, 3, 4, 1))
-        low = _quarters(tl.reshape(blocks, (W, 4)))
-        high = low
+        return _quarters(tl.reshape(places, (W, 4)))
     else:
-        blocks = tl.permute(tl.reshape(x_tile, (W // 8, 4, 2, 4, 2)), (0, 2, 3, 1, 4))
-        even, odd = tl.split(tl.reshape(blocks, (W, 4, 2)))
-        low = _quarters(even)
-        high = _quarters(odd)
-    return low, high
+        even, odd = tl.split(tl.reshape(places, (W, 4, 2)))
+        x0, x2, x4, x6 = _quarters(even)
+        x1, x3, x5, x7 = _quarters(odd)
+        return x0, x1, x2, x3, x4, x5, x6, x7
 
 
 @triton.jit
@@ -121,20 +108,12 @@ def _product(words, x, FORMAT: tl.constexpr, PLACE: tl.constexpr):
 
 
 @triton.jit
-def _by_units(sums, BN: tl.constexpr, U: tl.constexpr):
-    """[BN, words] to [BN, U], added over the four words of 16 bytes."""
-    return tl.sum(tl.reshape(sums, (BN, U, 4)), 2)
-
-
-@triton.jit
-def _int4_offsets(x_tile, U: tl.constexpr):
-    """Sums of x over the k of each 16 bytes, first and last 32 of a block: fp32 [U] twice.
-
-    In the unit of the sums of products, 2^-49.
-    """
-    parts = tl.sum(tl.reshape(x_tile * 2.0**-49, (U // 2, 2, 2, 2, 8)), 4)  # last or not, j, h
-    sums = tl.permute(tl.sum(parts, 2), (0, 2, 1))
-    return tl.split(tl.reshape(sums, (U, 2)))
+def _words_of_units(words, BN: tl.constexpr, U: tl.constexpr):
+    """[BN, words] as four [BN, U]: the words of each 16 bytes."""
+    even, odd = tl.split(tl.reshape(words, (BN, U, 2, 2)))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
 
 
 @triton.jit
@@ -147,68 +126,67 @@ def vector_product(
     """fp32 [BN]: the weights' `rows` times x [K], over the steps `first` to `stop` of BKB bytes."""
     W: tl.constexpr = BKB // 4
     U: tl.constexpr = BKB // 16
-    BK: tl.constexpr = BKB if FORMAT == FP8_ else 2 * BKB
+    SLOTS: tl.constexpr = 4 if FORMAT == FP8_ else 8
+    BK: tl.constexpr = SLOTS * W
     SHIFT: tl.constexpr = 30 if FORMAT == FP8_ else (26 if FORMAT == MXFP4_ else 49)
-    # A block of 32 bytes of four-bit codes covers two groups of 16 bytes.
-    TWO: tl.constexpr = GROUP == 16
+    GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1  # of a block
+    EACH: tl.constexpr = SLOTS // GROUPS
+    PER_WORD: tl.constexpr = 1 if SCALE == FP32_ else (4 if SCALE == E8M0_ else 2)
     w = tl.arange(0, W)
-    unit = tl.arange(0, U)
     k = tl.arange(0, BK)
-    KG = vector_scales(K, FORMAT, GROUP, SCALE)
     stride = row_words(K, FORMAT)
     row_codes = words + rows.to(tl.int64)[:, None] * stride
-    scale_rows = (rows // BLOCK_N).to(tl.int64)[:, None] * KG
+    # Scales are read in one dimension, which puts them into the layout of the sums.
+    own_row = tl.reshape(tl.broadcast_to(rows[:, None], (BN, U)), (BN * U,))
+    own_mask = tl.reshape(tl.broadcast_to(row_mask[:, None], (BN, U)), (BN * U,))
+    own_unit = tl.arange(0, BN * U) % U
+    row_count = row_scales(K, FORMAT, GROUP)
+    scale_rows = (own_row // BLOCK_N).to(tl.int64) * scale_words(K, FORMAT, GROUP, SCALE)
+    zero_rows = own_row.to(tl.int64) * (row_scales(K, FORMAT, GROUP) // 4)
     acc = tl.zeros((BN, U), tl.float32)
     for step in tl.range(first, stop, num_stages=STAGES):
+        at = step * BKB + 16 * own_unit
         word_mask = row_mask[:, None]
-        scale_mask = row_mask[:, None]
-        group = (step * BKB + 32 * (unit // 2)) // (32 if SCALE == E8M0_ else GROUP)
+        scale_mask = own_mask
         if not EVEN:
             word_mask = word_mask & (step * W + w < stride)[None, :]
-            scale_mask = scale_mask & (group < KG)[None, :]
+            scale_mask = scale_mask & (at // 4 < stride)
         codes = tl.load(row_codes + (step * W + w)[None, :], mask=word_mask, other=0)
-        scale_at = scale_rows + group[None, :]
-        s, s_last = two_scales(scales + scale_at, scale_mask, SHIFT, TWO, SCALE)
-        zero = 8.0
-        zero_last = 8.0
-        if ASYMMETRIC:
-            zero = tl.load(zeros + scale_at, mask=scale_mask, other=0).to(tl.float32)
-            if TWO:
-                zero_last = tl.load(zeros + scale_at + 1, mask=scale_mask, other=0).to(tl.float32)
+        entry = at // 64 * GROUPS if GROUPS > 1 else at // GROUP
+        word = scale_word(scales, scale_rows, entry, scale_mask, SCALE)
+        if ASYMMETRIC:  # of all groups of a block
+            zero_word = tl.load(zeros + zero_rows + entry // 4, mask=scale_mask, other=0)
         # x last: the barriers of its change of layout keep the loads above together at the start.
         if EVEN:
             x_tile = tl.load(x + step * BK + k).to(tl.float32)
         else:
             x_tile = tl.load(x + step * BK + k, mask=step * BK + k < K, other=0.0).to(tl.float32)
-        low, high = _factors(x_tile, FORMAT, W)
-        sums = _product(codes, low[0], FORMAT, 0)
-        sums += _product(codes, low[1], FORMAT, 1)
-        if FORMAT == FP8_:
-            sums += _product(codes, low[2], FORMAT, 2)
-            sums += _product(codes, low[3], FORMAT, 3)
-        else:
-            sums += _product(codes, high[0], FORMAT, 4)
-            sums += _product(codes, high[1], FORMAT, 5)
-            if TWO:
-                sums = _by_units(sums, BN, U)
-                if FORMAT == INT4_:
-                    offset, offset_last = _int4_offsets(x_tile, U)
-                    sums -= zero * offset[None, :]
-                acc += s * sums
-                sums = _product(codes, low[2], FORMAT, 2)
-            else:
-                sums += _product(codes, low[2], FORMAT, 2)
-            sums += _product(codes, low[3], FORMAT, 3)
-            sums += _product(codes, high[2], FORMAT, 6)
-            sums += _product(codes, high[3], FORMAT, 7)
-        sums = _by_units(sums, BN, U)
-        if FORMAT == INT4_ and TWO:
-            sums -= zero_last * offset_last[None, :]
-        elif FORMAT == INT4_:
-            offset, offset_last = _int4_offsets(x_tile, U)
-            sums -= zero * (offset + offset_last)[None, :]
-        acc += s_last * sums
-    return tl.sum(acc, 1)
+        places = _factors(x_tile, FORMAT, W)
+        of_unit = _words_of_units(codes, BN, U)
+        for g in tl.static_range(GROUPS):
+            if g > 0 and g % PER_WORD == 0:
+                there = scale_mask if EVEN else scale_mask & (entry + g < row_count)
+                word = scale_word(scales, scale_rows, entry + g, there, SCALE)
+            sums = tl.zeros((BN, U), tl.float32)
+            total = tl.zeros((U,), tl.float32)
+            for place in tl.static_range(g * EACH, g * EACH + EACH):
+                factors = _quarters(tl.reshape(places[place], (U, 4)))
+                for i in tl.static_range(4):
+                    sums += _product(of_unit[i], factors[i], FORMAT, place)
+                    total += factors[i]
+            if FORMAT == INT4_:
+                # In the unit of the sums of products, 2^-49.
+                offset = total[None, :] * 2.0**-49
+                if ASYMMETRIC:
+                    sums -= (
+                        tl.reshape(zero_of(zero_word, g if GROUPS == 4 else entry + g), (BN, U))
+                        * offset
+                    )
+                else:
+                    sums -= 8.0 * offset
+            s = scale_of(word, g if GROUPS >= PER_WORD else entry + g, 0, SCALE)
+            acc += tl.reshape(s, (BN, U)) * sums
+    return tl.sum(acc, 1) * 2.0**SHIFT
 
 
 @triton.jit
@@ -250,54 +228,61 @@ def matrix_product(
     the bytes `first` to `stop` of a row of weights.
 
     Each slot of the words is a product of its own with 16 neighbouring k of each block, so that
-    decoded weights need no move between registers. scales are words of 32 bits.
+    a weight stays in the place of its word. scales are words of 32 bits.
     """
-    SLOTS: tl.constexpr = 2 if FORMAT == FP8_ else 4
+    SLOTS: tl.constexpr = 4 if FORMAT == FP8_ else 8
+    HALF: tl.constexpr = SLOTS // 2
     # Bytes at a time: those that share a scale, at least a block.
-    SPAN: tl.constexpr = 32 if GROUP < 32 else GROUP
+    SPAN: tl.constexpr = 64 if GROUP < 64 else GROUP
     PART: tl.constexpr = BKB if BKB < SPAN else SPAN
-    TWO: tl.constexpr = GROUP == 16
+    GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1  # of a block
+    EACH: tl.constexpr = SLOTS // GROUPS
+    PER_WORD: tl.constexpr = 1 if SCALE == FP32_ else (4 if SCALE == E8M0_ else 2)
     W: tl.constexpr = PART // 4
     stride = row_words(K, FORMAT)
     own_words = words + columns.to(tl.int64)[:, None] * stride
     own_scales = (columns // BLOCK_N).to(tl.int64) * scale_words(K, FORMAT, GROUP, SCALE)
-    own_zeros = columns.to(tl.int64) * (row_scales(K, FORMAT, GROUP) // 4)
+    row_count = row_scales(K, FORMAT, GROUP)
+    own_zeros = columns.to(tl.int64) * (row_count // 4)
     w = tl.arange(0, W)
-    c = tl.arange(0, 2 * W)
-    own_k = c // 16 * (16 * SLOTS) + c % 16
+    own_k = w // 16 * (16 * SLOTS) + w % 16
     acc = tl.zeros((BM, BN), tl.float32)
     for kb in range(first, stop, BKB):
         group = tl.zeros((BM, BN), tl.float32)
         for part in tl.static_range(BKB // PART):
             at = kb + part * PART
             word_mask = column_mask[:, None]
-            if not EVEN:
-                word_mask = word_mask & (at // 4 + w < stride)[None, :]
-            q = tl.load(own_words + (at // 4 + w)[None, :], mask=word_mask, other=0)
-            twice = tl.reshape(tl.broadcast_to(q[:, :, None], (BN, W, 2)), (BN, 2 * W))
-            halves = own_halves(twice, PTX)
-            entry = at // 16 if TWO else at // GROUP
             scale_mask = column_mask
             if not EVEN:
+                word_mask = word_mask & (at // 4 + w < stride)[None, :]
                 scale_mask = scale_mask & (at // 4 < stride)
-            word = scale_word(scales, own_scales, entry, scale_mask, SCALE)
-            s = scale_of(word, entry, SCALE)
-            z = s
-            if ASYMMETRIC:
-                z = zero_of(zeros, own_zeros, entry, scale_mask)
+            q = tl.load(own_words + (at // 4 + w)[None, :], mask=word_mask, other=0)
+            low = q.to(tl.int16)
+            high = (q >> 16).to(tl.int16)
+            entry = at // 64 * GROUPS if GROUPS > 1 else at // GROUP
+            if ASYMMETRIC:  # of all groups of a block
+                zero_word = tl.load(zeros + own_zeros + entry // 4, mask=scale_mask, other=0)
             for slot in tl.static_range(SLOTS):
-                if TWO and slot == 2:
-                    if SCALE == FP32_:
-                        word = scale_word(scales, own_scales, entry + 1, scale_mask, SCALE)
-                    s = scale_of(word, entry + 1, SCALE)
+                if slot % EACH == 0:
+                    if slot // EACH % PER_WORD == 0:
+                        there = scale_mask
+                        if not EVEN:
+                            there = there & (entry + slot // EACH < row_count)
+                        word = scale_word(scales, own_scales, entry + slot // EACH, there, SCALE)
+                    place = slot // EACH if GROUPS >= PER_WORD else entry + slot // EACH
+                    s = scale_of(word, place, 126, SCALE)
+                    z = s
                     if ASYMMETRIC:
-                        z = zero_of(zeros, own_zeros, entry + 1, scale_mask)
-                k = at * (SLOTS // 2) + 16 * slot + own_k
+                        z = zero_of(
+                            zero_word, slot // EACH if GROUPS == 4 else entry + slot // EACH
+                        )
+                k = at * (SLOTS // 4) + 16 * slot + own_k
                 x_mask = row_mask
                 if not EVEN:
                     x_mask = x_mask & (k < K)[None, :]
                 x = tl.load(row_x + k[None, :], mask=x_mask, other=0.0).to(tl.bfloat16)
-                weight = decoded(halves, s, z, FORMAT, ASYMMETRIC, slot, SCALE_WEIGHT, PTX)
+                halves = low if slot < HALF else high
+                weight = decoded(halves, s, z, FORMAT, ASYMMETRIC, slot % HALF, SCALE_WEIGHT, PTX)
                 if SCALE_WEIGHT:
                     acc = tl.dot(x, tl.trans(weight), acc)
                 else:

@@ -35,7 +35,7 @@ class Config:
         if any(size < 1 or size & (size - 1) for size in tiles):
             raise ValueError(f"tile sizes must be powers of two: {self}")
         if self.block_bytes < 32:
-            raise ValueError(f"rows are read by blocks of 32 bytes: {self}")
+            raise ValueError(f"rows are read by at least 32 bytes: {self}")
         if self.split < 1 or self.stages < 1:
             raise ValueError(f"at least one split and one stage: {self}")
 

@@ -16,7 +16,7 @@ from kernels.quant_linear.triton import matrix_matrix, matrix_vector
 ROW_BYTES = 4096
 TRITON_TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8",
-    torch.int16: "i16", torch.int32: "i32",
+    torch.int32: "i32",
 }  # fmt: skip
 
 
@@ -48,10 +48,9 @@ def variants(target: int) -> Iterator[Variant]:
                 yield variant(layout, row.config)
 
 
-def stored_types(layout: Layout, *, vector: bool) -> tuple[str, str]:
+def stored_types(layout: Layout) -> tuple[str, str]:
     """Element types of scales and of zero points as a kernel takes them."""
-    tensors = layout.vector_tensors if vector else layout.matrix_tensors
-    scale, zero = (TRITON_TYPES[tensor.dtype] for tensor in tensors)
+    scale, zero = (TRITON_TYPES[tensor.dtype] for tensor in layout.tensors)
     return scale, zero
 
 
@@ -59,7 +58,7 @@ def variant(layout: Layout, config: tuning.Config) -> Variant:
     vector = config.kernel == "vector"
     kernel = matrix_vector if vector else matrix_matrix
     constants = launch.vector_constants if vector else launch.matrix_constants
-    scale, zero = stored_types(layout, vector=vector)
+    scale, zero = stored_types(layout)
     partial, counters = ("fp32", "i32") if config.split > 1 else ("bf16", "bf16")
     pointers = {
         "x": "bf16",

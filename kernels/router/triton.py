@@ -12,6 +12,7 @@ import triton.language as tl
 SIGMOID, SQRT_SOFTPLUS, SOFTMAX = 0, 1, 2
 SIGMOID_: tl.constexpr = tl.constexpr(SIGMOID)
 SOFTMAX_: tl.constexpr = tl.constexpr(SOFTMAX)
+TAKEN: tl.constexpr = tl.constexpr(-0x80000000)  # below every number's order
 
 
 @triton.jit
@@ -53,6 +54,19 @@ def _only_best_groups(biased, g, n, GROUPS: tl.constexpr, TOP_GROUPS: tl.constex
 
 
 @triton.jit
+def _order(x):
+    """int32 in the order of fp32 x, both zeros the same: a warp's maximum is one instruction."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _of_order(order):
+    """The fp32 value of `_order`."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _store_weights(
     weights, values, token, j, k_mask, eps, scale, NORMALISE: tl.constexpr, TOP_K: tl.constexpr
 ):
@@ -88,17 +102,18 @@ def route(
     biased = tl.where(mask, biased, float("-inf"))
     if GROUPS > 1:
         biased = _only_best_groups(biased, g, n, GROUPS, TOP_GROUPS)
-    open_ = tl.reshape(biased, (BG * BN,))
     place = tl.arange(0, BG * BN)
+    open_ = tl.where(tl.reshape(mask, (BG * BN,)), _order(tl.reshape(biased, (BG * BN,))), TAKEN)
     j = tl.arange(0, BK)
     chosen = tl.zeros((BK,), tl.int32)
     values = tl.zeros((BK,), tl.float32)
     for rank in tl.static_range(TOP_K):
-        best, at = tl.max(open_, 0, return_indices=True, return_indices_tie_break_left=True)
+        best = tl.max(open_, 0)
+        at = tl.min(tl.where(open_ == best, place, BG * BN), 0)
         found = (at // BN) * MEMBERS + at % BN
         chosen = tl.where(j == rank, tl.minimum(found, E - 1), chosen)
-        values = tl.where(j == rank, best, values)
-        open_ = tl.where(place == at, float("-inf"), open_)
+        values = tl.where(j == rank, _of_order(best), values)
+        open_ = tl.where(place == at, TAKEN, open_)
     k_mask = j < TOP_K
     tl.store(ids + token * TOP_K + j, chosen.to(tl.int64), mask=k_mask)
     if SCORING != SOFTMAX_:

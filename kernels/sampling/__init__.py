@@ -45,7 +45,7 @@ def choose(
     most likely token at temperature 0, or `sample` with the row's top-k, top-p, min-p and random
     number. Of equal logits at the end of top-k the lowest ids stay.
 
-    On a GPU: four launches that can be captured, with `out` and `scratch` (see launch.Scratch)
+    On a GPU: three launches that can be captured, with `out` and `scratch` (see launch.Scratch)
     given or from the graph's pool. Weights are rounded to 2^-24 of themselves there, and a token
     below e^-32 of the likeliest has none.
     """

@@ -36,7 +36,7 @@ def cases() -> Iterator[Case]:
 def choosing(
     rows: int, vocab: int, device: str, top_k: int, top_p: float, *, penalties: bool = True
 ) -> Work:
-    """Four launches; wrong where a row's token is not that of a full sort."""
+    """Three launches; wrong where a row's token is not that of a full sort."""
     inputs = random_logits(rows, vocab, device)
     settings = row_settings(rows, vocab, device, top_k, top_p, penalties=penalties)
     scratch = Scratch.allocate(rows, vocab, inputs[0].device)

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 import torch
 
 from kernels import backend
+from kernels.sampling.bins.triton import PLANNED, count
 from kernels.sampling.scores.triton import block_scores, row_scores
-from kernels.sampling.selection.triton import choose as choose_kernel
 from kernels.sampling.selection.triton import collect
 from kernels.sampling.settings import RowSettings
-from kernels.sampling.triton import BINS, adjust, best_of_blocks, best_of_row, count
+from kernels.sampling.triton import BINS, MARKS, adjust, best_of_blocks, best_of_row
 
 # Legend: R rows, V vocabulary, B blocks of a row, K length of a top list.
 
 BLOCK, BLOCK_WARPS = 2048, 8
-COLLECT_TILES = 4  # blocks of a program of `collect`, which adds up the bins once for them
-CHOOSE_TILE, CHOOSE_WARPS = 1024, 8
+SEARCH_TILE = 1024
+# Of a thread, so that several programs fit a multiprocessor; only the last of a row needs as many.
+ADJUST_REGISTERS, COUNT_REGISTERS, COLLECT_REGISTERS = 48, 128, 128
+PROGRAMS = 264  # about so many share the blocks of all rows
+FEW = 256  # counted tokens of a row that are sorted at once
 MOST_SORTED = 512  # collected ids of a row that are sorted; in longer lists one searches
 CAPACITY = 16384  # collected ids of a row; a longer list is replaced by the row itself
 ROW_WARPS = 8
@@ -40,9 +43,14 @@ class Scratch:
 
     x: torch.Tensor  # fp32 [R, V]
     block_best: torch.Tensor  # fp32 [R, B]
+    block_sum: torch.Tensor  # fp32 [R, B]
     block_id: torch.Tensor  # int32 [R, B]
     counts: torch.Tensor  # int64 [R, BINS]
-    found: torch.Tensor  # int32 [R]
+    marks: torch.Tensor  # int32 [R, MARKS]
+    plan: torch.Tensor  # int64 [R, PLANNED]
+    numbers: torch.Tensor  # int32 [R, BINS]
+    sums: torch.Tensor  # int64 [R, BINS]
+    uniform: torch.Tensor  # fp64 [R]
     ids: torch.Tensor  # int32 [R, CAPACITY]
 
     @classmethod
@@ -52,12 +60,18 @@ class Scratch:
         def empty(width: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(rows, width, dtype=dtype, device=device)
 
+        blocks = blocks_of(vocab)
         return cls(
             x=empty(vocab, torch.float32),
-            block_best=empty(blocks_of(vocab), torch.float32),
-            block_id=empty(blocks_of(vocab), torch.int32),
+            block_best=empty(blocks, torch.float32),
+            block_sum=empty(blocks, torch.float32),
+            block_id=empty(blocks, torch.int32),
             counts=empty(BINS, torch.int64),
-            found=empty(1, torch.int32),
+            marks=empty(MARKS, torch.int32),
+            plan=empty(PLANNED, torch.int64),
+            numbers=empty(BINS, torch.int32),
+            sums=empty(BINS, torch.int64),
+            uniform=empty(1, torch.float64),
             ids=empty(CAPACITY, torch.int32),
         )
 
@@ -70,7 +84,7 @@ def choose(
     scratch: Scratch | None = None,
     uniform_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `kernels.sampling.choose`: four launches. `uniform_R` fp64 takes the place of seeds."""
+    """See `kernels.sampling.choose`: three launches. `uniform_R` fp64 takes the place of seeds."""
     rows, vocab = logits_RV.shape
     settings.check(rows, vocab)
     assert logits_RV.stride(1) == 1 and vocab < 1 << 18  # the range of the packed sums
@@ -81,34 +95,39 @@ def choose(
         return out_R
     scratch = scratch or Scratch.allocate(rows, vocab, logits_RV.device)
     assert scratch.x.shape[0] >= rows and scratch.x.shape[1] == vocab
-    _adjust(logits_RV, settings, scratch)
-    _draw(rows, vocab, settings, scratch, uniform_R, out_R)
+    assert uniform_R is None or uniform_R.dtype == torch.float64
+    _adjust(logits_RV, settings, scratch, seeded=uniform_R is None)
+    _draw(rows, vocab, settings, scratch, _or(uniform_R, scratch.uniform), out_R)
     return out_R
 
 
-def adjust_constants(s: RowSettings, vocab: int) -> dict[str, int | bool]:
-    return {
-        "BLOCK": BLOCK,
-        "CLEARED": power_of_two(-(-BINS // blocks_of(vocab))),
-        "HISTORY": s.history_SV is not None,
-        "BIAS": s.bias_SV is not None,
-        "MASK": s.masks_MW is not None,
-        "DRAFTS": 0 if s.drafts_RD is None else s.drafts_RD.shape[1],
-        "BANNED": 0 if s.banned_RN is None else s.banned_RN.shape[1],
-    }
+def adjust_constants(vocab: int) -> dict[str, int | bool]:
+    """The constants of `adjust`."""
+    return {"BLOCK": BLOCK, "CLEARED": power_of_two(-(-BINS // blocks_of(vocab)))}
 
 
-def _adjust(logits_RV: torch.Tensor, s: RowSettings, scratch: Scratch) -> None:
+def count_constants(vocab: int) -> dict[str, int | bool]:
+    """The constants of `count`."""
+    return {"BLOCK": BLOCK, "BLOCKS": power_of_two(blocks_of(vocab)), "F": FEW}
+
+
+def collect_constants() -> dict[str, int | bool]:
+    """The constants of `collect`."""
+    return {"BLOCK": BLOCK, "FEW": FEW, "F": MOST_SORTED, "TILE": SEARCH_TILE}
+
+
+def _adjust(logits_RV: torch.Tensor, s: RowSettings, scratch: Scratch, *, seeded: bool) -> None:
     rows, vocab = logits_RV.shape
-    pool = s.bias_SV if s.history_SV is None else s.history_SV
-    floats, ints = scratch.block_best, scratch.found  # in the place of what is not read
+    floats, ints = scratch.block_best, scratch.marks  # in the place of what is not read
     adjust[(blocks_of(vocab), rows)](
         logits_RV, s.temperature_R, _or(s.repetition_R, floats), _or(s.presence_R, floats),
         _or(s.frequency_R, floats), _or(s.history_SV, ints), _or(s.bias_SV, floats),
         _or(s.slot_R, ints), _or(s.masks_MW, ints), _or(s.mask_R, ints), _or(s.drafts_RD, ints),
-        _or(s.banned_RN, ints), scratch.x, scratch.block_best, scratch.block_id, scratch.counts,
-        scratch.found, vocab, logits_RV.stride(0), 0 if pool is None else pool.shape[0],
-        mask_rows(s), **adjust_constants(s, vocab), num_warps=BLOCK_WARPS,
+        _or(s.banned_RN, ints), s.seed_R, s.position_R, scratch.x, scratch.block_best,
+        scratch.block_sum, scratch.block_id, scratch.counts, scratch.marks, scratch.uniform, vocab,
+        logits_RV.stride(0), _extent(s.history_SV, 0), _extent(s.bias_SV, 0),
+        _extent(s.masks_MW, 0), _extent(s.drafts_RD, 1), _extent(s.banned_RN, 1), int(seeded),
+        **adjust_constants(vocab), num_warps=BLOCK_WARPS, maxnreg=ADJUST_REGISTERS,
     )  # fmt: skip
 
 
@@ -116,8 +135,8 @@ def _or(x: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other if x is None else x
 
 
-def mask_rows(s: RowSettings) -> int:
-    return 0 if s.masks_MW is None else s.masks_MW.shape[0]
+def _extent(x: torch.Tensor | None, axis: int) -> int:
+    return 0 if x is None else x.shape[axis]
 
 
 def _draw(
@@ -125,31 +144,25 @@ def _draw(
     vocab: int,
     s: RowSettings,
     scratch: Scratch,
-    uniform_R: torch.Tensor | None,
+    uniform_R: torch.Tensor,
     out_R: torch.Tensor,
 ) -> None:
     blocks = blocks_of(vocab)
-    padded = power_of_two(blocks)
-    count[(blocks, rows)](
-        scratch.x, s.temperature_R, s.top_k_R, scratch.block_best, _or(s.masks_MW, scratch.found),
-        _or(s.mask_R, scratch.found), scratch.counts, vocab, blocks, mask_rows(s), BLOCK=BLOCK,
-        BLOCKS=padded, MASK=s.masks_MW is not None, num_warps=BLOCK_WARPS,
+    tiles = -(-blocks * rows // PROGRAMS)
+    grid = (-(-blocks // tiles), rows)
+    ints = scratch.marks  # in the place of what is not read
+    parameters = (scratch.x, s.temperature_R, s.top_k_R, s.top_p_R, s.min_p_R, uniform_R)
+    row_sums = (scratch.plan, scratch.numbers, scratch.sums, scratch.ids, out_R)
+    count[grid](
+        *parameters, scratch.block_best, scratch.block_sum, scratch.block_id,
+        _or(s.masks_MW, ints), _or(s.mask_R, ints), scratch.counts, scratch.marks, *row_sums,
+        vocab, blocks, CAPACITY, _extent(s.masks_MW, 0), tiles, **count_constants(vocab),
+        num_warps=BLOCK_WARPS, maxnreg=COUNT_REGISTERS,
     )  # fmt: skip
-    seeds, positions = s.seed_R, s.position_R
-    uniform = seeds if uniform_R is None else uniform_R  # seeds: not read
-    assert uniform_R is None or uniform_R.dtype == torch.float64
-    parameters = (
-        scratch.x, s.temperature_R, s.top_k_R, s.top_p_R, s.min_p_R, uniform, seeds, positions,
-        scratch.block_best,
-    )  # fmt: skip
-    constants = {"BLOCKS": padded, "SEEDED": uniform_R is None}
-    collect[(-(-blocks // COLLECT_TILES), rows)](
-        *parameters, scratch.counts, scratch.found, scratch.ids, vocab, blocks, CAPACITY,
-        BLOCK=BLOCK, TILES=COLLECT_TILES, **constants, num_warps=BLOCK_WARPS,
-    )  # fmt: skip
-    choose_kernel[(rows,)](
-        *parameters, scratch.block_id, scratch.counts, scratch.found, scratch.ids, out_R, vocab,
-        blocks, CAPACITY, F=MOST_SORTED, TILE=CHOOSE_TILE, **constants, num_warps=CHOOSE_WARPS,
+    collect[grid](
+        *parameters, scratch.block_best, scratch.counts, scratch.marks, *row_sums, vocab, blocks,
+        CAPACITY, tiles, **collect_constants(), num_warps=BLOCK_WARPS,
+        maxnreg=COLLECT_REGISTERS,
     )  # fmt: skip
 
 

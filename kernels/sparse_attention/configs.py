@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-import torch
-
-KIB = 1024
+from kernels.cards import KIB, Card
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Heads and keys that a program takes at a time, and the splits of a token's keys."""
+    """Heads and keys that a program takes at a time, and the splits of a token's keys.
+
+    `registers`: most of a thread, None for what the compiler likes.
+    """
 
     block_heads: int
     block_keys: int
     splits: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """Multiprocessors, and bytes of shared memory of each."""
-
-    multiprocessors: int
-    shared_bytes: int
-
-
-# By target: A100, A6000, 4090, H200. Source: CUDA programming guide, technical specifications.
-CARDS = {
-    80: Card(108, 164 * KIB),
-    86: Card(84, 100 * KIB),
-    89: Card(128, 100 * KIB),
-    90: Card(132, 228 * KIB),
-}
 # Few heads or tokens: a tensor core's tile of heads.
 BLOCK_HEADS = 16
 BLOCK_KEYS, WARPS = 32, 4
@@ -48,13 +34,6 @@ RESIDENT = 2
 # multiprocessor's registers.
 WIDE_HEADS, WIDE_WARPS, WIDE_TOKENS = 64, 8, 16
 WIDE_BYTES = 144 * KIB  # with 32 keys and three stages
-
-
-@cache
-def card_of(device_index: int) -> Card:
-    """The card itself, whatever instructions it is made to run."""
-    found = torch.cuda.get_device_properties(device_index)
-    return Card(found.multi_processor_count, found.shared_memory_per_multiprocessor)
 
 
 def select(card: Card, tokens: int, heads: int, *, coded: bool) -> Config:

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels import backend
+from kernels.cards import card_of
 from kernels.sparse_attention import configs
 from kernels.sparse_attention.configs import Config
 from kernels.sparse_attention.triton import E2M1, E4M3, PLAIN, sparse_attention
-from kernels.split_keys import LOG2_E, Partials, merge_splits
+from kernels.split_keys import COPIES, LOG2_E, Partials, merge_splits
 
 if TYPE_CHECKING:
     from kernels.sparse_attention import Entries, Rows
 
 FORMS = {"e4m3": E4M3, "e2m1": E2M1}
-INTERPRETED_TARGET = 80  # where a card cannot be asked
-COPIES = 4  # of the search for rows: fewer or more take the compiler more instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,7 @@ def _row_constants(prefix: str, layout: Layout) -> dict[str, int | bool]:
 
 def configuration(tokens: int, heads: int, device: torch.device, *, coded: bool) -> Config:
     """The configuration of the card for so many tokens and heads, of coded rows or others."""
-    on_card = device.type == "cuda"
-    card = configs.card_of(device.index or 0) if on_card else configs.CARDS[INTERPRETED_TARGET]
-    return configs.select(card, tokens, heads, coded=coded)
+    return configs.select(card_of(device), tokens, heads, coded=coded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ def _launch(
         *_pool(window_rows), *_pool(entry_rows),
         heads, question.scale * LOG2_E.value, config.splits, window_rows.pages.shape[0],
         0 if selected is None else selected.shape[1], *_sizes(window_rows), *_sizes(entry_rows),
-        **constants, num_warps=config.warps, num_stages=config.stages,
+        **constants, num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from kernels.split_keys import (
     LOG2_E,
     NOTHING,
     closing_factor,
+    find_numbers,
     find_pages,
     rows_of,
     store_stats,
@@ -140,34 +141,13 @@ def _attend(q, keys, shown, scale, acc, top, total):
     """
     if q.shape[0] == HEAD_TILE:
         logits = tl.dot(q, tl.trans(keys)) * scale
-        weights, fade, top, total = weigh(logits, shown[None, :], top, total)
+        weights, fade, top, total = weigh(logits, shown[None, :], top, total, 1)
         weights = weights.to(tl.bfloat16)
     else:
-        logits = tl.where(shown[:, None], tl.dot(keys, tl.trans(q)) * scale, NOTHING)
-        new_top = tl.maximum(top, tl.max(logits, 0))
-        weights = tl.where(shown[:, None], tl.exp2(logits - new_top[None, :]), 0.0)
-        fade = tl.exp2(top - new_top)
-        top, total = new_top, total * fade + tl.sum(weights, 0)
+        logits = tl.dot(keys, tl.trans(q)) * scale
+        weights, fade, top, total = weigh(logits, shown[:, None], top, total, 0)
         weights = tl.trans(weights.to(tl.bfloat16))
     return tl.dot(weights, keys, acc * fade[:, None]), top, total
-
-
-@triton.jit
-def _numbers(
-    selected, first, block, count, NAMED: tl.constexpr, BK: tl.constexpr, COPIES: tl.constexpr
-):
-    """int64 [BK, COPIES]: row numbers of a block of keys, -1 where there is none.
-
-    Key n is row number first + n, or selected[n] where NAMED. All copies are equal. They make
-    an element for each thread: such loads the compiler does not repeat in every layout that needs
-    their result.
-    """
-    key = block * BK + tl.arange(0, BK)[:, None] + tl.zeros((1, COPIES), tl.int32)
-    shown = key < count
-    if NAMED:
-        return tl.load(selected + key, mask=shown, other=-1).to(tl.int64)
-    else:
-        return tl.where(shown, first + key, -1)
 
 
 @triton.jit
@@ -183,15 +163,15 @@ def _attend_all(
     Row numbers are loaded two blocks ahead and pages one block, so that no load waits for another;
     the compiler does so with the rows themselves.
     """
-    number = _numbers(selected, first, start, count, NAMED, BK, COPIES)
+    number = find_numbers(selected, first, start, count, NAMED, BK, COPIES)
     page = find_pages(table, sequence, number, number >= 0, sequences, width, shift)
-    next_number = _numbers(selected, first, start + splits, count, NAMED, BK, COPIES)
+    next_number = find_numbers(selected, first, start + splits, count, NAMED, BK, COPIES)
     for j in tl.range(start, tl.cdiv(count, BK), splits):
         row, shown = rows_of(page, number, pages, shift)
         row = tl.max(tl.where(shown, row, -1).to(tl.int32), 1)
         page = find_pages(table, sequence, next_number, next_number >= 0, sequences, width, shift)
         number = next_number & ((1 << shift) - 1)  # in its page
-        next_number = _numbers(selected, first, j + 2 * splits, count, NAMED, BK, COPIES)
+        next_number = find_numbers(selected, first, j + 2 * splits, count, NAMED, BK, COPIES)
         code, code_scale, tail = _fetch(pool, tails, row, BK, D, TAIL, FORM, ROW, GROUP)
         keys = _decode(code, code_scale, tail, BK, D, TAIL, FORM, GROUP, E8M0, PTX)
         acc, top, total = _attend(q, keys, row >= 0, scale, acc, top, total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
+from kernels.cards import CARDS
 from kernels.sparse_attention import configs
 from kernels.sparse_attention.configs import Config
 from kernels.sparse_attention.launch import Keys, Layout
@@ -43,7 +44,7 @@ def variants(target: int) -> Iterator[Variant]:
 def of_keys(target: int, label: str, keys: Keys) -> Iterator[Variant]:
     """The kernel for few tokens or heads, and that for many."""
     for tokens in (1, MANY_TOKENS):
-        config = configs.select(configs.CARDS[target], tokens, configs.WIDE_HEADS, coded=keys.coded)
+        config = configs.select(CARDS[target], tokens, configs.WIDE_HEADS, coded=keys.coded)
         yield variant(label, keys, config)
 
 
@@ -74,6 +75,7 @@ def variant(label: str, keys: Keys, config: Config) -> Variant:
     return Variant(
         f"sparse_attention {label} {tile}", sparse_attention, arguments, constants,
         frozenset(pointers) - set(UNALIGNED), config.warps, config.stages,
+        config.registers,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Block j of a token's keys belongs to split j % S, whatever their number. A split keeps the largest
 logit (base 2), the sum of its weights and the weighted sum of its values; the merge adds the
 splits in one order, so that the result does not depend on which program ends first. A split
-without keys keeps a sum of 0, and its values are never read. Imports Triton.
+without keys keeps a sum of 0, and its values do not count. Imports Triton.
 
 Legend: T tokens, H heads, D width of a value, S splits (a power of two).
 """
@@ -18,6 +18,7 @@ from kernels.split_keys.triton import (
     LOG2_E,
     NOTHING,
     closing_factor,
+    find_numbers,
     find_pages,
     find_rows,
     merge,
@@ -31,6 +32,7 @@ __all__ = [
     "NOTHING",
     "Partials",
     "closing_factor",
+    "find_numbers",
     "find_pages",
     "find_rows",
     "merge",
@@ -41,8 +43,13 @@ __all__ = [
     "weigh",
 ]
 
-MERGED_COLUMNS = 128
-MERGE_WARPS, MERGE_STAGES = 4, 1
+# Of the search for rows. With as many as the warps of a program the compiler takes its layout for
+# the logits too, and passes them from warp to warp.
+COPIES = 2
+# A warp has all splits of its columns, so that they are added without exchange; values of 64
+# splits fill its registers by half as many columns.
+MERGED_COLUMNS, MERGED_VALUES = 128, 4096
+MERGE_WARPS, MERGE_STAGES = 1, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ def merge_constants(
     return {
         "D": width,
         "SPLITS": splits,
-        "COLUMNS": MERGED_COLUMNS,
+        "COLUMNS": min(MERGED_COLUMNS, MERGED_VALUES // splits),
         "SINK": sink,
         "GATED": gated,
     }
@@ -106,7 +113,7 @@ def merge_splits(
         return
     sinks, gate = (out_THD if x is None else x for x in (sinks_H, gate_THD))  # if not read
     constants = merge_constants(width, splits, sink=sinks_H is not None, gated=gate_THD is not None)
-    merge[(tokens * heads, -(-width // MERGED_COLUMNS))](
+    merge[(tokens * heads, -(-width // constants["COLUMNS"]))](
         partials.values, partials.stats, sinks, gate, out_THD, heads, gate.stride(0),
         gate.stride(1), **constants, num_warps=MERGE_WARPS, num_stages=MERGE_STAGES,
     )  # fmt: skip

@@ -14,6 +14,23 @@ LEAST: tl.constexpr = tl.constexpr(1e-30)  # below any sum of weights: the large
 
 
 @triton.jit
+def find_numbers(
+    selected, first, block, count, NAMED: tl.constexpr, BK: tl.constexpr, COPIES: tl.constexpr
+):
+    """[BK, COPIES]: row numbers of a block of keys, -1 where there is none.
+
+    Key n is row number first + n, or selected[n] where NAMED. All copies are equal. They let
+    threads share the search: a load of [BK] the compiler repeats in every layout that needs it.
+    """
+    key = block * BK + tl.arange(0, BK)[:, None] + tl.zeros((1, COPIES), tl.int32)
+    shown = key < count
+    if NAMED:
+        return tl.load(selected + key, mask=shown, other=-1).to(tl.int64)
+    else:
+        return tl.where(shown, first + key, -1)
+
+
+@triton.jit
 def find_pages(table, sequence, number, shown, sequences, width, shift):
     """Entries of a page table [sequences, width] for the row numbers that are `shown`, else -1.
 
@@ -39,16 +56,17 @@ def find_rows(table, sequence, number, shown, sequences, width, pages, shift):
 
 
 @triton.jit
-def weigh(logits, shown, top, total):
-    """One step of the running softmax over base-2 logits [BH, BK], `shown` of a like shape.
+def weigh(logits, shown, top, total, AXIS: tl.constexpr):
+    """One step of the running softmax over base-2 logits, `shown` of a like shape, keys on AXIS.
 
-    Returns fp32 weights [BH, BK], the factor [BH] of what was summed before, top and total.
+    Returns fp32 weights like the logits, the factor of what was summed before, top and total.
+    Hidden logits are -inf and `top` never is, so that their weights are 0.
     """
-    logits = tl.where(shown, logits, NOTHING)
-    new_top = tl.maximum(top, tl.max(logits, 1))
-    weights = tl.where(shown, tl.exp2(logits - new_top[:, None]), 0.0)
+    logits = tl.where(shown, logits, -float("inf"))
+    new_top = tl.maximum(top, tl.max(logits, AXIS))
+    weights = tl.exp2(logits - tl.expand_dims(new_top, AXIS))
     fade = tl.exp2(top - new_top)
-    return weights, fade, new_top, total * fade + tl.sum(weights, 1)
+    return weights, fade, new_top, total * fade + tl.sum(weights, AXIS)
 
 
 @triton.jit
@@ -85,8 +103,9 @@ def merge(
     weight = tl.exp2(top - best)
     factor = closing_factor(best, tl.sum(total * weight, 0), sink)
     at = (row * SPLITS + split)[:, None] * D + column[None, :]
-    mask = (total > 0.0)[:, None] & column_mask[None, :]
-    part = tl.load(values + at, mask=mask, other=0.0)
+    # Read before it is known which splits have keys: what the others keep may be anything.
+    part = tl.load(values + at, mask=column_mask[None, :], other=0.0)
+    part = tl.where((total > 0.0)[:, None], part, 0.0)
     o = tl.sum(part * weight[:, None], 0) * factor
     if GATED:
         gate_at = (row // heads) * gate_token + (row % heads) * gate_head + column

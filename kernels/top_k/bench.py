@@ -46,7 +46,7 @@ def wrong(found_TK: torch.Tensor, scores_TN: torch.Tensor) -> float:
 def _ours(rows: int, columns: int, k: int) -> Work:
     sets = inputs(rows, columns)
     out_TK = torch.empty(rows, k, dtype=torch.int64, device="cuda")
-    count = launch.Rows(torch.full((rows,), columns, device="cuda"))
+    count = launch.Rows(torch.full((rows,), columns, device="cuda"), whole=True)
     calls = [partial(launch.numbers, scores, count, k, out_TK) for scores in sets]
 
     def error() -> float:

@@ -27,8 +27,10 @@ MOST_HELD = 32768  # keys of a program: 64 registers a thread
 FEW_ROWS, DIRECT_FEW, DIRECT_MANY = 64, 8192, 2048
 ALIGNED = 16  # groups, and columns of rows of scores, are rows of a multiple of so many
 STREAMED = 4096  # columns of which a program finds the bests of groups at a time
-STREAM_WARPS = 8
+STREAM_WARPS, STREAM_STAGES = 8, 2
 STAGES = 1
+# Registers of a thread by warps where rows are many, so that more of them are at work at a time.
+MANY_REGISTERS = {4: 96, 8: 80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,9 @@ def _select(
         return
     groups = groups_of(tokens, columns, k)
     source, keys, chosen = NONE, scores_TN, out_TX  # in the place of what is not read
+    if groups.size or out == TOKENS:
+        chosen = torch.empty(tokens, padded(k), dtype=torch.int32, device=scores_TN.device)
     if groups.size:
-        device = scores_TN.device
-        chosen = torch.empty(tokens, groups.chosen, dtype=torch.int32, device=device)
         source, keys = _maxima_of(scores_TN, rows, k, groups, maxima)
     names, kind, blocks = scores_TN, COLUMN, 0
     if rows.blocks_TC is not None:
@@ -165,6 +167,7 @@ def _select(
         scores_TN, rows.numbers_T, names, keys, chosen, out_TX, columns, keys.shape[1], k,
         blocks, **values, **meaning(rows.length, rows.unit, whole=rows.whole), NAMES=kind,
         OUT=out, num_warps=warps, num_stages=STAGES,
+        maxnreg=registers(tokens, warps),
     )  # fmt: skip
 
 
@@ -197,6 +200,11 @@ def _bests(
     )  # fmt: skip
 
 
+def registers(tokens: int, warps: int) -> int | None:
+    """Most of a thread of the selection; None for what the compiler likes."""
+    return MANY_REGISTERS.get(warps) if tokens > FEW_ROWS else None
+
+
 def best_constants(groups: Groups) -> dict[str, int | bool]:
     """The sizes of `best_of_groups`."""
     return {"G": groups.size, "R": max(1, STREAMED // groups.size)}
@@ -217,7 +225,7 @@ def constants(
     sizes: dict[str, int | bool] = {
         "C": candidates, "G": size, "M": held, "S": max(1, groups.chosen),
         "R": max(1, STREAMED // size), "KP": padded(k), "MAXIMA": source,
-        "PTX": not backend.interpreted(),
+        "STAGES": STREAM_STAGES, "PTX": not backend.interpreted(),
     }  # fmt: skip
     most = max(held, candidates)
     return sizes, 4 if most <= 2048 else 8 if most <= 8192 else 16

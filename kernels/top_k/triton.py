@@ -184,12 +184,12 @@ def best_of_groups(
 def _candidates(
     scores, maxima, chosen, count, N, W, K,
     G: tl.constexpr, M: tl.constexpr, S: tl.constexpr, R: tl.constexpr, MAXIMA: tl.constexpr,
-    PTX: tl.constexpr,
+    STAGES: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """How many groups hold the K best, keys [S G] of their columns, and bounds of the K-th."""
     groups = (count + (G - 1)) // G
     if MAXIMA == OWN_:
-        for first in range(0, groups, R):
+        for first in tl.range(0, groups, R, num_stages=STAGES):
             group = first + tl.arange(0, R)
             best = _best_of_groups(scores, first * G, count, N, G, R)
             tl.store(maxima + group, best, mask=group < W)
@@ -225,7 +225,8 @@ def select(
     scores, lengths, names, maxima, chosen, out, N, W, K, blocks,
     C: tl.constexpr, G: tl.constexpr, M: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
     KP: tl.constexpr, MAXIMA: tl.constexpr, LENGTH: tl.constexpr, UNIT: tl.constexpr,
-    NAMES: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, PTX: tl.constexpr,
+    NAMES: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """The K best columns of a row, ascending. One program a row.
 
@@ -241,8 +242,10 @@ def select(
     whole = count <= K
     if not WHOLE:
         whole = count < 0
+    chosen += row * KP
     if whole:
-        _store(out, slot, slot, slot < kept, UNIT, OUT, PTX)
+        if OUT == NUMBERS_:
+            scatter(out + slot, slot.to(tl.int64), slot < kept, PTX)
     else:
         scores += row * N
         column = tl.arange(0, C)
@@ -252,9 +255,8 @@ def select(
             low = tl.min(tl.where(key > LEAST, key, MOST), 0)
             most = tl.max(key, 0) + 1
         else:
-            chosen += row * S
             groups, key, low, most = _candidates(
-                scores, maxima + row * W, chosen, count, N, W, K, G, M, S, R, MAXIMA, PTX
+                scores, maxima + row * W, chosen, count, N, W, K, G, M, S, R, MAXIMA, STAGES, PTX
             )
         low, high, at_low, at_high = bounds(key, low, most, count_from(key, low), K)
         taken, place = taken_from(key, low, high, at_low, at_high, K)
@@ -265,20 +267,30 @@ def select(
         if NAMES == MEMBER_:
             block = tl.load(names + row * blocks + column // UNIT, mask=taken, other=0)
             name = block.to(tl.int32) * UNIT + column % UNIT
-        _store(out, place, name, taken, UNIT, OUT, PTX)
+        if OUT == NUMBERS_:
+            scatter(out + place, name.to(tl.int64), taken, PTX)
+        else:
+            tl.debug_barrier()  # all threads have read the groups chosen
+            scatter(chosen + place, name, taken, PTX)
     if OUT == NUMBERS_:
         tl.store(out + slot, tl.full((KP,), -1, tl.int64), mask=(slot >= kept) & (slot < K))
-    if OUT == TOKENS_:
-        slot = tl.arange(0, 2 * KP * UNIT)
-        token = (length + 1) // UNIT * UNIT + slot - kept * UNIT
-        token = tl.where((token <= length) & (length >= 0), token, -1)
-        tl.store(out + slot, token, mask=(slot >= kept * UNIT) & (slot < width))
+    else:
+        tl.debug_barrier()
+        _store_tokens(out, chosen, tl.arange(0, KP * UNIT), kept, length, whole, width, UNIT)
+        behind = KP * UNIT + tl.arange(0, UNIT)
+        _store_tokens(out, chosen, behind, kept, length, whole, width, UNIT)
 
 
 @triton.jit
-def _store(out, place, name, taken, UNIT: tl.constexpr, OUT: tl.constexpr, PTX: tl.constexpr):
-    if OUT == NUMBERS_:
-        scatter(out + place, name.to(tl.int64), taken, PTX)
-    if OUT == TOKENS_:
-        for r in tl.static_range(UNIT):
-            scatter(out + place * UNIT + r, name.to(tl.int64) * UNIT + r, taken, PTX)
+def _store_tokens(out, pools, slot, kept, length, whole, width, UNIT: tl.constexpr):
+    """Some slots of a row: tokens of the pools kept (the first ones if `whole`), then of the tail,
+    and -1 behind. Side by side, so that threads write whole sectors.
+    """
+    inside = slot < kept * UNIT
+    pool = slot // UNIT
+    if not whole:
+        pool = tl.load(pools + pool, mask=inside, other=0)
+    token = (length + 1) // UNIT * UNIT + slot - kept * UNIT
+    token = tl.where((token <= length) & (length >= 0), token, -1)
+    token = tl.where(inside, pool.to(tl.int64) * UNIT + slot % UNIT, token)
+    tl.store(out + slot, token, mask=slot < width)

@@ -34,6 +34,7 @@ def variants(target: int) -> Iterator[Variant]:
     yield _variant(FEW, 65536, COVER, 8, COLUMN, NUMBERS, 2048)
     yield _variant(FEW, 16384, COUNT, 8, MEMBER, NUMBERS)
     yield _bests(32768, COUNT, 1)
+    yield _bests(262144, COUNT, 1)
     yield _bests(32768, COMPLETE, 4)
 
 
@@ -47,9 +48,12 @@ def _variant(
     constants = values | launch.meaning(length, unit, whole=whole)
     constants |= {"NAMES": names, "OUT": out}
     kinds = POINTERS | {"names": "*i64" if names == MEMBER else "*fp32", "out": "*i64"}
+    if source == NONE:  # in the place of what is not read
+        kinds |= {"maxima": "*fp32"} | ({"chosen": "*i64"} if out == NUMBERS else {})
     arguments = _arguments(select.arg_names, kinds, constants)
     label = f"{k} of {columns} T={rows} length {length}/{unit} names {names} out {out}"
-    return Variant(label, select, arguments, constants, ALIGNED, warps, launch.STAGES)
+    few = launch.registers(rows, warps)
+    return Variant(label, select, arguments, constants, ALIGNED, warps, launch.STAGES, few)
 
 
 def _bests(columns: int, length: int, unit: int) -> Variant:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -100,32 +102,51 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
 
 
 class WorkerPool:
-    """Workers of one kind. Requests wait for a free one in order of arrival."""
+    """Workers of one kind. Requests wait for a free one by rank, then in order of arrival."""
 
     def __init__(
         self, module: str, limits: WorkerLimits, workers: int, flags: tuple[str, ...] = ()
     ) -> None:
         """module: what a worker runs. flags: further ones of its command line."""
         self._all = [_Worker(module, limits, flags) for _ in range(workers)]
-        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._free = list(self._all)
+        self._waiting: list[tuple[int, int, asyncio.Future[_Worker]]] = []  # a heap
+        self._order = itertools.count()
         self._tasks: set[asyncio.Task[bytes]] = set()
-        for worker in self._all:
-            self._free.put_nowait(worker)
 
-    async def ask(self, request: bytes) -> bytes:
-        """Return a worker's reply. Raises WorkerEndedError."""
-        worker = await self._free.get()
-        task = asyncio.create_task(self._ask(worker, request))
+    async def ask(self, request: bytes, rank: int = 0) -> bytes:
+        """Return a worker's reply; the lowest rank goes first. Raises WorkerEndedError."""
+        task = asyncio.create_task(self._ask(await self._take(rank), request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A caller that goes away does not stop the worker, which is free soon enough by itself.
         return await asyncio.shield(task)
 
+    async def _take(self, rank: int) -> _Worker:
+        if self._free:
+            return self._free.pop()
+        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, next(self._order), turn))
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(turn.result())
+            raise
+
+    def _give_back(self, worker: _Worker) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(worker)
+                return
+        self._free.append(worker)
+
     async def _ask(self, worker: _Worker, request: bytes) -> bytes:
         try:
             return await worker.ask(request)
         finally:
-            self._free.put_nowait(worker)
+            self._give_back(worker)
 
     async def start(self) -> None:
         """Start all workers now instead of with their first request."""

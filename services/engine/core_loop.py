@@ -10,6 +10,8 @@ from warhorse.v1.stage_pb2 import (
     CoreCommand,
     CoreDescription,
     CoreEvent,
+    CoreProfile,
+    CoreProfileDone,
     CoreResetDone,
     CoreStats,
     CoreStep,
@@ -31,6 +33,7 @@ from services.engine.core_events import (
 )
 from services.engine.core_watch import CoreWatch
 from services.engine.images import Pixels
+from services.engine.runtime.profiling import StepProfiler
 from services.engine.scheduler.messages import CoreLoad, EngineEvent, FinishedOut, RequestRefused
 
 OpenImages = Callable[[Sequence[ImageInput]], Mapping[bytes, Pixels]]
@@ -56,6 +59,7 @@ class CoreLoop:
         describe: Callable[[], pb.DescribeEngineResponse],
         open_images: OpenImages,
         watch: CoreWatch | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._core = core
         self._commands = commands
@@ -63,6 +67,7 @@ class CoreLoop:
         self._describe = describe
         self._open_images = open_images
         self._watch = watch or CoreWatch()
+        self._profiler = profiler or StepProfiler(None, "")
         self._step_seconds = 0.0
         self._last_stats = 0.0
         self._handles: dict[str, int] = {}  # request id -> the front's number
@@ -111,11 +116,24 @@ class CoreLoop:
                 dropped = self._core.reset_prefix_cache()
                 done = CoreResetDone(ticket=command.reset.ticket, pages_dropped=dropped)
                 self._send(CoreEvent(reset_done=done))
+            case "profile":
+                self._send(CoreEvent(profile_done=self._trace(command.profile)))
             case "stop":
                 self._stopped = True
             case other:
                 raise ValueError(f"unknown command {other}")
         return None
+
+    def _trace(self, command: CoreProfile) -> CoreProfileDone:
+        done = CoreProfileDone(ticket=command.ticket)
+        try:
+            if command.start:
+                self._profiler.start()
+            else:
+                done.file = self._profiler.stop()
+        except RequestRefused as refused:
+            done.refusal.CopyFrom(to_refusal(refused))
+        return done
 
     def _submit(self, submit: CoreSubmit) -> RequestUpdate:
         self._watch.begin(submit)

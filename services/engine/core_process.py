@@ -26,6 +26,7 @@ from services.engine.core_end import attach_rings, die_with_front
 from services.engine.core_loop import CoreLoop
 from services.engine.core_watch import CoreWatch
 from services.engine.flags import EngineFlags
+from services.engine.runtime.profiling import StepProfiler
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         logger.critical("cannot start: %s", error)
         return EXIT_CANNOT_START
     try:
-        _serve(assembly, commands, events)
+        _serve(assembly, commands, events, StepProfiler(flags.profile_dir, flags.instance))
     except RingClosed:
         return EXIT_FAILED  # the front is gone
     except Exception:
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _serve(assembly: Assembly, commands: Ring, events: Ring) -> None:
+def _serve(assembly: Assembly, commands: Ring, events: Ring, profiler: StepProfiler) -> None:
     assembly.first_step()
     description = CoreDescription(engine=assembly.describe())
     ready = CoreReady(model=assembly.info, description=description)
@@ -79,6 +80,7 @@ def _serve(assembly: Assembly, commands: Ring, events: Ring) -> None:
         assembly.describe,
         assembly.images.open,
         assembly.watch,
+        profiler,
     )
     loop.run()
 

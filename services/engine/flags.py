@@ -107,6 +107,9 @@ class EngineFlags:
         default="model", metadata=_help("run the model, or replay --script")
     )
     script: Path | None = field(default=None, metadata=_help("JSON lines of --engine scripted"))
+    profile_dir: Path | None = field(
+        default=None, metadata=_help("folder for traces of /start_profile; default: none are made")
+    )
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):

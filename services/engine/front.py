@@ -236,6 +236,19 @@ class Front:
         self._require_core()
         return (await self._link.reset()).pages_dropped
 
+    async def profile(self, *, start: bool) -> str:
+        """Start a trace of the steps, or stop; the name of the file of a stop.
+
+        Raises ServiceError: UNSUPPORTED without a folder for traces, INVALID_FIELD in the wrong
+        order, INTERNAL where the file cannot be written.
+        """
+        self._require_core()
+        done = await self._link.profile(start=start)
+        if done.HasField("refusal"):
+            refusal = done.refusal
+            raise ServiceError(refusal.reason, refusal.message, field=refusal.field)
+        return done.file
+
     async def drain(self) -> None:
         """Refuse new requests from now on; return when the last live one ended."""
         self._draining = True

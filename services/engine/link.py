@@ -6,6 +6,7 @@ from typing import Protocol
 
 from warhorse.v1.stage_pb2 import (
     CoreDescription,
+    CoreProfileDone,
     CoreReady,
     CoreResetDone,
     CoreStep,
@@ -57,6 +58,10 @@ class CoreLink(Protocol):
 
     async def reset(self) -> CoreResetDone:
         """Drop the unreferenced entries of the prefix cache."""
+        ...
+
+    async def profile(self, *, start: bool) -> CoreProfileDone:
+        """Start a trace of the steps, or stop and write it; the answer may be a refusal."""
         ...
 
     async def describe(self) -> CoreDescription:

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.stage_pb2 import (
@@ -17,6 +17,8 @@ from warhorse.v1.stage_pb2 import (
     CoreDescribe,
     CoreDescription,
     CoreEvent,
+    CoreProfile,
+    CoreProfileDone,
     CoreReset,
     CoreResetDone,
     CoreStop,
@@ -36,7 +38,8 @@ STEADY_SECONDS = 60.0  # a core that was ready this long was sound: delays start
 MAX_FAILED_STARTS = 5  # in a row, none of them ready
 STOP_SECONDS = 3.0
 
-Reply = TypeVar("Reply", CoreDescription, CoreResetDone)
+Reply = TypeVar("Reply", CoreDescription, CoreResetDone, CoreProfileDone)
+_AnyReply: TypeAlias = CoreDescription | CoreResetDone | CoreProfileDone
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class ProcessLink:
         self._child: CoreChild | None = None
         self._ready_at: float | None = None
         self._tickets = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[CoreDescription | CoreResetDone]] = {}
+        self._replies: dict[int, asyncio.Future[_AnyReply]] = {}
         self._stopping = False
         self._keeper: asyncio.Task[None] | None = None
 
@@ -133,10 +136,12 @@ class ProcessLink:
                 self._answer(event.description)
             case "reset_done":
                 self._answer(event.reset_done)
+            case "profile_done":
+                self._answer(event.profile_done)
             case other:
                 raise ValueError(f"unknown event of the engine core: {other}")
 
-    def _answer(self, message: CoreDescription | CoreResetDone) -> None:
+    def _answer(self, message: _AnyReply) -> None:
         reply = self._replies.pop(message.ticket, None)
         if reply is not None and not reply.done():
             reply.set_result(message)
@@ -155,6 +160,12 @@ class ProcessLink:
         ticket = next(self._tickets)
         return await self._ask(ticket, CoreCommand(reset=CoreReset(ticket=ticket)), CoreResetDone)
 
+    async def profile(self, *, start: bool) -> CoreProfileDone:
+        """Start a trace between two steps, or stop and write it."""
+        ticket = next(self._tickets)
+        command = CoreCommand(profile=CoreProfile(ticket=ticket, start=start))
+        return await self._ask(ticket, command, CoreProfileDone)
+
     async def describe(self) -> CoreDescription:
         """Present counters of the core, taken between two of its steps."""
         ticket = next(self._tickets)
@@ -162,8 +173,7 @@ class ProcessLink:
         return await self._ask(ticket, command, CoreDescription)
 
     async def _ask(self, ticket: int, command: CoreCommand, kind: type[Reply]) -> Reply:
-        reply: asyncio.Future[CoreDescription | CoreResetDone]
-        reply = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[_AnyReply] = asyncio.get_running_loop().create_future()
         self._replies[ticket] = reply
         try:
             self._send(command)

@@ -18,7 +18,9 @@ from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason, ModelInfo
 from warhorse.v1.stage_pb2 import (
     CoreDescription,
+    CoreProfileDone,
     CoreReady,
+    CoreRefusal,
     CoreResetDone,
     CoreStep,
     CoreSubmit,
@@ -119,6 +121,11 @@ class ScriptedLink:
     async def reset(self) -> CoreResetDone:
         """There is no prefix cache: nothing dropped."""
         return CoreResetDone()
+
+    async def profile(self, *, start: bool) -> CoreProfileDone:
+        """There are no steps to record."""
+        reason, message = ErrorReason.ERROR_REASON_UNSUPPORTED, "a scripted engine makes no traces"
+        return CoreProfileDone(refusal=CoreRefusal(reason=reason, message=message))
 
     async def describe(self) -> CoreDescription:
         """The served model; no pools, no weights."""

@@ -93,6 +93,12 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         """Drop what only the prefix index holds."""
         return pb.ResetPrefixCacheResponse(pages_dropped=await self._front.reset_prefix_cache())
 
+    async def ProfileEngine(  # noqa: N802
+        self, request: pb.ProfileEngineRequest, context: Context
+    ) -> pb.ProfileEngineResponse:
+        """Record the steps, or stop and write what was recorded."""
+        return pb.ProfileEngineResponse(file=await self._front.profile(start=request.start))
+
 
 async def _pump(outbox: TokenOutbox, context: Context) -> None:
     # By itself: the library cannot end a call whose first write, which would carry it, is given up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +14,10 @@ from services.gateway.errors import SCHEMA, ApiError, shorten
 from services.gateway.unsupported import Harmless, refuse_unsupported
 
 MAX_ENTRIES = 10
+MAX_DISCARDED = 4  # times the limit: larger bodies get their answer at once, heard or not
 MEBIBYTE = 1 << 20
+# The JSON library reads 1024 levels and writes 254.
+_WRAPPERS = 20
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -34,6 +38,12 @@ def validate(model: type[M], fields: dict[str, Any], table: Mapping[str, Harmles
     return valid
 
 
+def validate_open(model: type[M], fields: dict[str, Any], table: Mapping[str, Harmless]) -> M:
+    """Like `validate`, for a model whose fields hold plain objects: their depth is bounded here."""
+    _check_depth(fields)
+    return validate(model, fields, table)
+
+
 def _check_content_type(value: str) -> None:
     kind = value.partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -44,6 +54,8 @@ def _check_content_type(value: str) -> None:
 async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
+        if int(announced) <= MAX_DISCARDED * max_bytes and "expect" not in request.headers:
+            await _discard(request)
         raise _too_large(max_bytes)
     pieces, size = [], 0
     try:
@@ -55,6 +67,13 @@ async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, SCHEMA, "The connection closed before the body's end.") from None
     return b"".join(pieces)
+
+
+async def _discard(request: Request) -> None:
+    """Read a body to its end: most clients hear an answer only when they have sent all."""
+    with contextlib.suppress(ClientDisconnect):
+        async for _ in request.stream():
+            pass
 
 
 def _too_large(max_bytes: int) -> ApiError:
@@ -70,6 +89,18 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, SCHEMA, f"The body must be a JSON object, got {_kind(value)}.")
     return value
+
+
+def _check_depth(fields: dict[str, Any]) -> None:
+    """Refuse what is read but could not be written again, with all that answers wrap around it."""
+    for name, value in fields.items():
+        for _ in range(_WRAPPERS):
+            value = [value]
+        try:
+            orjson.dumps(value)
+        except TypeError:
+            message = f"`{shorten(name, 80)}` is nested too deeply."
+            raise ApiError(400, SCHEMA, message, param=shorten(name, 80)) from None
 
 
 def _syntax_message(body: bytes, error: orjson.JSONDecodeError) -> str:

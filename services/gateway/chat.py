@@ -30,6 +30,7 @@ from services.gateway.respond import Writer
 from services.gateway.sampling import (
     ModelFacts,
     check_logprobs,
+    check_messages,
     check_request,
     check_text_size,
     max_tokens,
@@ -190,6 +191,7 @@ def check_chat(request: ChatRequest, facts: ModelFacts) -> None:
 async def render_chat(request: ChatRequest, state: GatewayState, facts: ModelFacts) -> Prompt:
     """The prompt of a conversation. Raises ApiError or ServiceError."""
     config = state.config
+    check_messages(len(request.messages), facts)
     rendering = render_request(
         request,
         config.template_kwargs,

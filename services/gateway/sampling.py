@@ -68,6 +68,16 @@ def check_logprobs(name: str, value: int | None, facts: ModelFacts) -> None:
         raise bad_request(f"`{name}` must be from 0 to {facts.max_logprobs}, got {value}.", name)
 
 
+def check_messages(count: int, facts: ModelFacts) -> None:
+    """Refuse more messages than the context has tokens, before time is spent on them."""
+    if count > facts.max_model_len:
+        message = (
+            f"The prompt has {count} messages, too many for the model's maximum context length of "
+            f"{facts.max_model_len} tokens."
+        )
+        raise bad_request(message, "messages")
+
+
 def check_text_size(size: int, facts: ModelFacts, param: str) -> None:
     """Refuse `size` bytes of prompt that no tokenizer could fit into the context."""
     if size > facts.max_model_len * MAX_BYTES_PER_TOKEN:

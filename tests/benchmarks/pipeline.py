@@ -8,7 +8,8 @@ completions over raw sockets. A row of the table is one measurement:
 
 latency: a step every 50 ms gives every stream one token; added is the time from the moment at
     which the script's step is due to the arrival of the token's SSE frame here. Steps lie on
-    multiples of 50 ms of the monotonic clock, which this process shares.
+    multiples of 50 ms of the monotonic clock, which this process shares. Tokens that came before
+    the last stream had its first one are apart: they waited for the requests behind them.
 paced: the same at so many tokens per second over all streams. What the pipeline can carry at one
     token a frame is the highest pace with about 1.0 tokens per frame.
 single: the script runs as fast as its readers take it; the engine front sends one token a chunk,
@@ -61,6 +62,7 @@ class Row:
     tokens_per_frame: float
     added_p50_ms: float | None = None
     added_p99_ms: float | None = None
+    start_p99_ms: float | None = None  # of the tokens before all streams were under way
     cpu_us: dict[str, float] = field(default_factory=dict)
 
 
@@ -103,8 +105,8 @@ class Stream(asyncio.Protocol):
         """Frames without those of role, finish reason and usage."""
         return self.frames - 3
 
-    def added(self) -> list[float]:
-        """Milliseconds from each token's step to its arrival.
+    def added(self) -> list[tuple[float, float]]:
+        """Arrival of each token, and the milliseconds from its step to there.
 
         The first step is the last multiple of STEP before all tokens; a step that the engine
         skipped counts as latency of the tokens behind it.
@@ -113,7 +115,8 @@ class Stream(asyncio.Protocol):
             raise RuntimeError(f"{len(self.arrivals)} tokens arrived, usage says {self.tokens}")
         offsets = [arrival - i * STEP for i, arrival in enumerate(self.arrivals)]
         first = min(offsets) // STEP * STEP
-        return [(offset - first) * 1e3 for offset in offsets]
+        late = ((offset - first) * 1e3 for offset in offsets)
+        return list(zip(self.arrivals, late, strict=True))
 
 
 class Stack:
@@ -159,9 +162,11 @@ class Stack:
         row = Row(name, streams, total, round(total / seconds), round(total / frames, 2))
         row.cpu_us = {key: round((now[key] - cpu[key]) / total * 1e6, 1) for key in now}
         if timed:
-            added = sorted(ms for reader in readers for ms in reader.added())
-            row.added_p50_ms = round(added[len(added) // 2], 2)
-            row.added_p99_ms = round(added[int(0.99 * len(added))], 2)
+            under_way = max(reader.began for reader in readers)
+            added = [token for reader in readers for token in reader.added()]
+            later = sorted(ms for at, ms in added if at > under_way)
+            row.added_p50_ms, row.added_p99_ms = _quantile(later, 0.5), _quantile(later, 0.99)
+            row.start_p99_ms = _quantile(sorted(ms for at, ms in added if at <= under_way), 0.99)
         return row
 
     async def _read(self, name: str, tokens: int, *, timed: bool) -> Stream:
@@ -171,6 +176,10 @@ class Stack:
         )
         await stream.done
         return stream
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return round(ordered[int(share * len(ordered))], 2) if ordered else None
 
 
 def request_bytes(port: int, name: str, tokens: int) -> bytes:
@@ -270,7 +279,7 @@ def main() -> int:
     if not options.json:
         load = "  ".join(f"{value:.1f}" for value in os.getloadavg())
         sys.stdout.write(f"{len(os.sched_getaffinity(0))} cores, load average {load}\n")
-        names = ["", "streams", "tokens", "tokens/s", "tok/frame", "p50 ms", "p99 ms"]
+        names = ["", "streams", "tokens", "tokens/s", "tok/frame", "p50 ms", "p99 ms", "start p99"]
         names += [*PROCESSES, "client", "others"]
         sys.stdout.write(_format(names) + "   (CPU us per token)\n")
     uvloop.run(run(options))

@@ -62,3 +62,21 @@ def test_each_service_is_built_from_its_own_target(services: Services) -> None:
     for name, service in services.items():
         assert service["build"]["target"] == name
         assert "BASE_IMAGE" in service["build"]["args"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "targets"), [((), "80,86,89"), (("86",), "86"), (("none",), "none")]
+)
+def test_the_engines_image_has_kernels_for_the_cards_that_are_asked_for(
+    asked: tuple[str, ...], targets: str
+) -> None:
+    environment = dict(os.environ, WARHORSE_MODEL="/models/a")
+    for name in ("HUMMING_TARGETS", "TRITON_TARGETS"):
+        environment |= {f"WARHORSE_{name}": value for value in asked}
+    command = [*compose_command(), "--file", str(COMPOSE_FILE), "config", "--format", "json"]
+    output = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    found = json.loads(output)["services"]
+    arguments = found["engine"]["build"]["args"]
+    assert (arguments["HUMMING_TARGETS"], arguments["TRITON_TARGETS"]) == (targets, targets)
+    assert arguments["BASE_IMAGE"] == found["gateway"]["build"]["args"]["BASE_IMAGE"]
+    assert "HUMMING_TARGETS" not in found["gateway"]["build"]["args"]

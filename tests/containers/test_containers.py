@@ -61,6 +61,8 @@ def containers(docker_host: str, base_image: str, wheel_server: str) -> Iterator
         "WARHORSE_BASE_IMAGE": base_image,
         "WARHORSE_BUILD_NETWORK": "host",
         "WARHORSE_PIP_ARGS": f"--no-index --find-links {wheel_server}",
+        "WARHORSE_HUMMING_TARGETS": "none",  # no compiler comes from the wheel server
+        "WARHORSE_TRITON_TARGETS": "none",
     }
     stack = Containers(f"http://127.0.0.1:{port}", "warhorsetest", environment)
     try:

@@ -24,6 +24,7 @@ from warhorse.v1.engine_pb2_grpc import (
 )
 from warhorse.v1.stage_pb2 import (
     CoreDescription,
+    CoreProfileDone,
     CoreReady,
     CoreRefusal,
     CoreResetDone,
@@ -132,6 +133,9 @@ class FakeCore:
     def abort(self, handle: int) -> None:
         self.aborted.append(handle)
 
+    async def profile(self, *, start: bool) -> CoreProfileDone:
+        return CoreProfileDone(file="" if start else "trace")
+
     async def reset(self) -> CoreResetDone:
         return CoreResetDone(pages_dropped=3)
 
@@ -177,7 +181,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve_front(link: CoreLink, **config: Any) -> AsyncIterator[Served]:
+async def serve_front(link: CoreLink, grammars: Any = None, **config: Any) -> AsyncIterator[Served]:
     """Serve `link`. At the end the front must have forgotten every request."""
     run_dir = Path(tempfile.mkdtemp(prefix="wh-"))
     server = GrpcServer("engine", "engine-0", run_dir, open_ended=(f"/{SERVICE_NAME}/Load",))
@@ -185,6 +189,7 @@ async def serve_front(link: CoreLink, **config: Any) -> AsyncIterator[Served]:
         FrontConfig(model_names=(MODEL,), **config),
         link,
         lambda serving: server.set_serving(SERVICE_NAME, serving),
+        grammars,
     )
     add_EngineServiceServicer_to_server(EngineServicer(front, "engine-0", 1), server.server)
     await server.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import shutil
@@ -12,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
 from services.common.checkpoint import CheckpointError
+from services.common.errors import from_rpc_error
 from services.common.lifecycle import EXIT_CANNOT_START
 from services.engine.assembly import Assembly
 from services.engine.flags import EngineFlags
@@ -90,6 +94,33 @@ async def test_generation_cancel_abort_and_numeric_failure(tiny: Path) -> None:
         assert bad_events[-1].finished.error == ErrorReason.ERROR_REASON_NUMERIC
         assert tokens_of(good_events) == tokens_of(first)[:40]
         await engine.wait_until_idle()
+
+
+async def test_traces_of_the_steps_are_written_on_demand(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    async with running_engine(tiny, "--profile-dir", str(folder)) as engine:
+
+        async def switch(start: bool) -> str:
+            request = pb.ProfileEngineRequest(start=start)
+            return (await engine.stub.ProfileEngine(request, timeout=60)).file
+
+        async def refusal(start: bool) -> str:
+            with pytest.raises(grpc.RpcError) as caught:
+                await switch(start)
+            error = from_rpc_error(caught.value)
+            assert error.reason == ErrorReason.ERROR_REASON_INVALID_FIELD
+            return error.message
+
+        assert "no trace" in await refusal(start=False)
+        assert await switch(start=True) == ""
+        assert "already" in await refusal(start=True)
+        short = make_request(PROMPT[:8], stopping__max_tokens=2)
+        await read_all(engine.stub.Generate(short, timeout=30))
+        names = [await switch(start=False)]
+        assert [file.name for file in folder.iterdir()] == names
+        trace = json.loads(gzip.decompress((folder / names[0]).read_bytes()))
+        assert sum(event.get("name") == "aten::mm" for event in trace["traceEvents"]) > 10
+        assert tokens_of(await read_all(engine.stub.Generate(short, timeout=30)))
 
 
 async def test_64_at_once_get_what_each_gets_alone(tiny: Path) -> None:

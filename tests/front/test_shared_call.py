@@ -13,7 +13,7 @@ from warhorse.v1 import engine_pb2 as pb
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.tokenizer_pb2 import FinishReason
 
-from services.common.errors import from_rpc_error
+from services.common.errors import ServiceError, from_rpc_error
 from services.engine import outbox
 from tests.front.helpers import (
     FakeCore,
@@ -237,3 +237,40 @@ async def test_a_drain_ends_when_the_requests_of_a_call_have_ended() -> None:
         core.finish(handle, reason=STOP)
         await asyncio.wait_for(drain, 5)
         await wait_until(lambda: "finished" in kinds(client.events(1)))
+
+
+class HeldCompiler:
+    """Compiles nothing before it is told to; refuses then what a request calls hostile."""
+
+    def __init__(self) -> None:
+        self.held = asyncio.Event()
+        self.asked = 0
+
+    async def complete(self, grammar: pb.Grammar) -> None:
+        self.asked += 1
+        await self.held.wait()
+        if grammar.regex == "hostile":
+            reason = ErrorReason.ERROR_REASON_INVALID_FIELD
+            raise ServiceError(reason, "grammar: takes too much time", field="grammar")
+
+    async def close(self) -> None:
+        return None
+
+
+async def test_requests_go_on_while_grammars_of_others_are_compiled() -> None:
+    core, compiler = FakeCore(), HeldCompiler()
+    async with client_of(core, grammars=compiler) as client:
+        for number in range(200):
+            regex = "hostile" if number % 2 else "good"
+            await client.open(number, grammar__regex=regex)
+        await wait_until(lambda: compiler.asked == 200)
+        await client.open(200)
+        (handle,) = await handles(core, 1)
+        core.tokens(handle, 5)
+        core.finish(handle, reason=STOP)
+        await wait_until(lambda: "finished" in kinds(client.events(200)))
+        assert client.tokens(200) == [5] and len(client.messages) <= 2
+        compiler.held.set()
+        assert len(await handles(core, 101)) == 101
+        invalid = ErrorReason.ERROR_REASON_INVALID_FIELD
+        await wait_until(lambda: all(client.error_of(n) == invalid for n in range(1, 200, 2)))

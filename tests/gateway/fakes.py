@@ -242,6 +242,8 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
         self.completed = 0
         self.sent_tokens = 0
         self.aborted: list[str] = []
+        self.traces = False  # whether it may be told to record its steps
+        self.recording = False
         self.load = engine_pb2.LoadResponse(
             running=2, waiting=3, kv_usage=0.25, preemptions=4, accepted_by_position=[9, 4]
         )
@@ -368,6 +370,12 @@ class FakeEngine(FakeServer, engine_pb2_grpc.EngineServiceServicer):
     async def Abort(self, request, context):  # noqa: N802
         self.aborted += request.request_ids
         return engine_pb2.AbortResponse(aborted=len(request.request_ids))
+
+    async def ProfileEngine(self, request, context):  # noqa: N802
+        if not self.traces:
+            await refuse(context, ServiceError(common_pb2.ERROR_REASON_UNSUPPORTED, "no traces"))
+        self.recording = request.start
+        return engine_pb2.ProfileEngineResponse(file="" if request.start else "a.json.gz")
 
     async def ResetPrefixCache(self, request, context):  # noqa: N802
         return engine_pb2.ResetPrefixCacheResponse(pages_dropped=7)

@@ -27,13 +27,13 @@ TOKENIZER = "warhorse.v1.TokenizerService"
 ENGINE = "warhorse.v1.EngineService"
 
 
-def write_model_folder(folder: Path) -> Path:
+def write_model_folder(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Path:
     """config.json, a trained byte-level tokenizer, a chat template; no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     definition = byte_level_definition()
     (folder / "tokenizer.json").write_text(json.dumps(definition))
     size = len(definition["model"]["vocab"]) + len(definition["added_tokens"])
-    text = {"vocab_size": size, "max_position_embeddings": MAX_MODEL_LEN}
+    text = {"vocab_size": size, "max_position_embeddings": max_model_len}
     config = {"model_type": "qwen4_exp", "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(TEMPLATE, folder / "chat_template.jinja")
@@ -86,7 +86,7 @@ class Pipeline:
     """All processes of a scripted deployment."""
 
     tokenizer: ServiceProcess
-    engine: ServiceProcess | None
+    engines: list[ServiceProcess]
     gateway: GatewayProcess
     run_dir: Path
 
@@ -98,28 +98,32 @@ class Pipeline:
 
 @contextmanager
 def running_pipeline(
-    script: Sequence[dict[str, Any]] | None, gateway_flags: Sequence[str] = ()
+    script: Sequence[dict[str, Any]],
+    gateway_flags: Sequence[str] = (),
+    engines: int = 1,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> Iterator[Pipeline]:
-    """Start everything and wait until requests can be served; `script` None starts no engine."""
+    """Start everything and wait until requests can be served."""
     run = RunDir()
     with ExitStack() as stack:
         stack.callback(run.close)
-        model = write_model_folder(run.path / "model")
+        model = write_model_folder(run.path / "model", max_model_len)
         common = ["--model", str(model), "--served-model-name", MODEL]
         tokenizer = ServiceProcess("tokenizer", TOKENIZER, run.path, common)
         stack.callback(tokenizer.stop)
         tokenizer.start()
-        engine = None
-        if script is not None:
-            file = run.path / "script.jsonl"
-            file.write_text("".join(json.dumps(line) + "\n" for line in script))
-            flags = [*common, "--engine", "scripted", "--script", str(file)]
-            flags += ["--kvcache-address", "none", "--offload-address", "none"]
-            engine = ServiceProcess("engine", ENGINE, run.path, flags)
+        file = run.path / "script.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in script))
+        flags = [*common, "--engine", "scripted", "--script", str(file)]
+        flags += ["--kvcache-address", "none", "--offload-address", "none"]
+        started = []
+        for number in range(engines):
+            engine = ServiceProcess("engine", ENGINE, run.path, flags, f"engine-{number}")
             stack.callback(engine.stop)
             engine.start()
-        gateway = GatewayProcess(run.path, gateway_flags)
+            started.append(engine)
+        addresses = ",".join(engine.address for engine in started)
+        gateway = GatewayProcess(run.path, ["--engine-address", addresses, *gateway_flags])
         stack.callback(gateway.stop)
-        if engine is not None:
-            gateway.wait_until_healthy()
-        yield Pipeline(tokenizer, engine, gateway, run.path)
+        gateway.wait_until_healthy()
+        yield Pipeline(tokenizer, started, gateway, run.path)

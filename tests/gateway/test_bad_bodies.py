@@ -50,10 +50,17 @@ async def test_a_prompt_just_too_long_names_the_limit(stack: Stack) -> None:
     assert "maximum context length of 512" in error["message"] and "606" in error["message"]
 
 
-async def test_bodies_above_the_limit_are_not_read(make_stack: MakeStack) -> None:
+@pytest.mark.parametrize("mebibytes", [1, 3])
+async def test_bodies_above_the_limit_get_an_answer(make_stack: MakeStack, mebibytes: int) -> None:
     stack = await make_stack(max_body_mb=1)
-    response = await stack.chat(messages=user("x" * (1 << 20)))
+    response = await stack.chat(messages=user("x" * (mebibytes << 20)))
     assert check_error(response, 413, None)["type"] == "request_too_large"
+
+
+async def test_more_messages_than_tokens_are_refused_unread(stack: Stack) -> None:
+    error = check_error(await stack.chat(messages=user("x") * 513), 400, "messages")
+    assert "513 messages" in error["message"] and "maximum context length" in error["message"]
+    assert stack.tokenizer.renders == []
 
 
 async def test_an_endless_chunked_body_is_cut_at_the_limit(make_stack: MakeStack) -> None:

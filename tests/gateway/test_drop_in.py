@@ -86,7 +86,6 @@ async def test_health_generate_generates_a_token_or_fails(make_stack: MakeStack)
 @pytest.mark.parametrize(
     ("path", "status", "word"),
     [
-        ("/start_profile", 501, "profiler"),
         ("/v1/embeddings", 404, "embeddings"),
         ("/v1/rerank", 404, "ranks"),
         ("/v1/audio/speech", 404, "sound"),

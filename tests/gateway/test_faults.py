@@ -14,6 +14,7 @@ from warhorse.v1 import common_pb2
 from services.common.errors import ServiceError
 from tests.gateway.conftest import MakeStack, Stack, until
 from tests.gateway.fakes import Reply, text_reply
+from tests.gateway.interfaces import INTERFACES, read_stream
 from tests.gateway.sse import parse_frames
 from tests.gateway.test_bad_input import check_error
 from tests.gateway.vocabulary import END_THINK, call, ids
@@ -291,16 +292,27 @@ async def test_keep_alive_comments_bridge_a_long_prefill(make_stack: MakeStack) 
     assert frames.joined("content") == "late"
 
 
-async def test_an_error_after_a_keep_alive_comes_in_the_stream(make_stack: MakeStack) -> None:
+@pytest.mark.parametrize("name", INTERFACES)
+async def test_an_error_after_a_keep_alive_comes_in_the_stream(
+    make_stack: MakeStack, name: str
+) -> None:
     stack = await make_stack(sse_keep_alive_interval=0.1)
     hold = asyncio.Event()
     failed = common_pb2.ERROR_REASON_INTERNAL
     stack.engine.replies = [text_reply("", failed=failed, hold=hold)]
-    request = asyncio.create_task(stack.stream())
-    await asyncio.sleep(0.3)
-    hold.set()
-    frames = await request
-    assert frames.comments and frames.frames[-1]["error"]["code"] == 500 and frames.done
+    interface, text = INTERFACES[name], ""
+    body = interface.body("Hi", 10) | {"stream": True}
+    async with stack.http.stream("POST", interface.path, json=body) as answer:
+        async for part in answer.aiter_text():
+            text += part
+            hold.set()
+    stream = read_stream(interface, text)
+    expected = {"chat": 500, "responses": "server_error", "messages": "api_error"}
+    stream.assert_failed(expected[name])
+    if name == "responses":
+        opened = ["response.created", "response.in_progress", "response.failed"]
+        assert [event["type"] for event in stream.events] == opened
+        assert [event["sequence_number"] for event in stream.events] == [0, 1, 2]
 
 
 async def open_stalled(stack: Stack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

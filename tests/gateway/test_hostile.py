@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +38,104 @@ async def test_no_value_of_a_field_is_a_fault(stack: Stack, path: str) -> None:
             named = error.get("param") or error["message"]
             if name not in named:
                 failures.append((name, value, response.text))
+    assert not failures, failures[:5]
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+SCHEMA = {"name": "n", "schema": {"type": "object"}, "strict": True}
+RICH: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"},
+            {"role": "assistant", "content": "y", "reasoning": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "z"},
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+        "stream_options": {"include_usage": True},
+        "stream": True,
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "reasoning": {"effort": "low", "enabled": True},
+        "chat_template_kwargs": {"enable_thinking": True},
+        "logit_bias": {"1": 1.5},
+    },
+    "/v1/completions": {
+        "prompt": [[1, 2], [3]],
+        "structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": " ?"},
+    },
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "s"}],
+                "content": [{"type": "reasoning_text", "text": "t"}],
+            },
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "text"}]},
+            {"type": "custom_tool_call", "call_id": "d", "name": "p", "input": "x"},
+        ],
+        "tools": [
+            FUNCTION,
+            {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "lark"}},
+            {"type": "namespace", "name": "m", "tools": [FUNCTION]},
+        ],
+        "tool_choice": {"type": "function", "name": "f"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "json_schema", **SCHEMA}, "verbosity": "low"},
+        "metadata": {"a": "b"},
+    },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "tool_use", "id": "u", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "u", "content": [{"type": "text"}]}
+                ],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "max_tokens": 1100,
+        "output_config": {"effort": "low", "format": {"type": "json_schema", **SCHEMA}},
+    },
+}
+# Two depths: one that is refused whatever it is in, one that still fits into a body.
+INSERTED: list[Any] = [None, True, 1e308, [None], {"a": None}, nested(500), nested(220)]
+
+
+def variants(node: Any) -> Iterator[Any]:
+    """Copies of `node`, each with one value inside replaced by one of `INSERTED`."""
+    yield from INSERTED
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from ({**node, key: v} for v in variants(value))
+    elif isinstance(node, list):
+        for i, value in enumerate(node):
+            yield from ([*node[:i], v, *node[i + 1 :]] for v in variants(value))
+
+
+@pytest.mark.parametrize("path", RICH)
+async def test_no_value_at_any_depth_is_a_fault(stack: Stack, path: str) -> None:
+    failures = []
+    for field, value in RICH[path].items():
+        for changed in variants(value):
+            response = await stack.http.post(path, json={**RICH[path], field: changed})
+            refused = response.status_code == 400 and len(response.content) < 2048
+            if response.status_code != 200 and not refused:
+                failures.append((field, response.status_code, str(changed)[:200]))
     assert not failures, failures[:5]
 
 

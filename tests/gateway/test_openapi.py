@@ -26,7 +26,7 @@ CHECKS = [
 ]
 EXAMPLES = 8
 SCRIPT: list[dict[str, Any]] = [{"when": {}, "token_ids": [65, 66, 67]}]
-# Refused by design with 501, which is documented but is a server error by its number.
+# A scripted engine refuses with 501, which is documented but is a server error by its number.
 REFUSED = ("/start_profile", "/stop_profile")
 OPERATIONS = 28  # documented ones at least; a document that lost its routes would test nothing
 
@@ -113,4 +113,4 @@ def _amendments(fields: dict[str, Any]) -> dict[str, Any]:
 def test_the_profiler_is_refused_with_a_reason(schema: Any, path: str) -> None:
     response = schema[path]["POST"].Case().call()
     assert response.status_code == 501
-    assert "profiler" in response.json()["error"]["message"]
+    assert "makes no traces" in response.json()["error"]["message"]

@@ -188,21 +188,6 @@ async def test_the_tokenizer_may_be_killed_in_mid_stream(
     assert frames.joined("content") == LONG and frames.done
 
 
-async def test_the_engine_may_be_killed_in_mid_stream(
-    pipeline: Pipeline, http: httpx.AsyncClient
-) -> None:
-    assert pipeline.engine is not None
-    request = asyncio.create_task(stream(http, "slow"))
-    await until_running(http, 1)
-    await asyncio.sleep(0.5)
-    pipeline.engine.kill()
-    frames = await asyncio.wait_for(request, 10)
-    assert frames.done and frames.frames[-1]["error"]["code"] == 503
-    await asyncio.to_thread(pipeline.engine.start)
-    answer = await http.post("/v1/chat/completions", json=ask("again"))
-    assert answer.status_code == 200, answer.text
-
-
 async def until_running(http: httpx.AsyncClient, count: int, seconds: float = 5.0) -> None:
     """Until the engine reports `count` running requests."""
     line = f'vllm:num_requests_running{{engine="0",model_name="scripted"}} {count}.0'

@@ -107,3 +107,14 @@ async def test_prefix_caches_are_reset(stack: Stack) -> None:
     for method, path in (("POST", "/reset_prefix_cache"), ("GET", "/flush_cache")):
         answer = await stack.http.request(method, path)
         assert answer.json() == {"success": True, "pages_dropped": 7}
+
+
+async def test_engines_record_their_steps_on_demand(stack: Stack) -> None:
+    error = check_error(await stack.http.post("/start_profile"), 501, None)
+    assert error["message"] == "no traces"
+    stack.engine.traces = True
+    answers = []
+    for verb in ("start", "stop"):
+        answers.append((await stack.http.post(f"/{verb}_profile")).json())
+        assert stack.engine.recording == (verb == "start")
+    assert answers == [{"files": []}, {"files": ["a.json.gz"]}]

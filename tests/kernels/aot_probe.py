@@ -8,7 +8,7 @@ from kernels.aot.compile import compile_variant
 from kernels.quant_linear.tuning import Config
 from kernels.quant_linear.variants import LAYOUTS, variant
 
-SMALL = Config("matrix", 64, 32, 4, 16, 2)
+SMALL = Config("matrix", 64, 64, 4, 16, 2)
 CASES = {
     "fits": SMALL,
     "shared": Config("matrix", 128, 64, 4, 64, 8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -113,6 +114,23 @@ class Call:
         exact_out, exact_states = self.x.exact()
         assert error(self.out, exact_out) < BOUND
         assert error(self.states, exact_states[list(self.writes)]) < BOUND
+
+
+def check_cut(rule: Callable[..., None], x: Inputs, cut: int) -> None:
+    """One sequence in a call equals two calls, the second from the state that the first wrote."""
+    tokens = x.lengths[0]
+    whole = Call(rule, x, [cut - 1, tokens - 1]).run()
+    state, outs = x.state, []
+    for part in (slice(0, cut), slice(cut, tokens)):
+        piece = copy(x)
+        piece.q, piece.k, piece.v, piece.g, piece.beta = (t[part] for t in x.tensors)
+        piece.state, piece.starts = state, torch.tensor([0, len(piece.v)], device=x.device)
+        call = Call(rule, piece, [len(piece.v) - 1]).run()
+        state = call.states
+        outs.append(call.out)
+        after = 0 if part.start == 0 else 1
+        assert error(state[0], whole.states[after].cpu().double()) < BOUND
+    assert error(torch.cat(outs), whole.out.cpu().double()) < BOUND
 
 
 def check_writes_out_of_range(rule: Callable[..., None], x: Inputs) -> None:

@@ -8,6 +8,7 @@ What it cannot show: races, alignment, the order of sums in tensor cores, inline
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -114,6 +115,22 @@ def _repair_bounds() -> None:
     interpreter._patch_lang_tensor = patch
 
 
+def _remember_builtins() -> None:
+    """Each call of a device function looks through all of Triton's modules for what to replace."""
+    builtins: dict[Any, list[str]] = {}
+
+    def patch(module: Any, builder: Any, scope: Any) -> None:
+        if module not in builtins:
+            members = inspect.getmembers(module)
+            builtins[module] = [name for name, member in members if tl.core.is_builtin(member)]
+        for name in builtins[module]:
+            member = getattr(module, name)
+            if tl.core.is_builtin(member):  # not replaced yet
+                interpreter._patch_attr(module, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch
+
+
 def install() -> None:
     """Mend the interpreter of this process, once.
 
@@ -128,4 +145,5 @@ def install() -> None:
     _repair_casts()
     _repair_dot()
     _repair_bounds()
+    _remember_builtins()
     setattr(Builder, INSTALLED, True)

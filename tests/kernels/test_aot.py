@@ -15,10 +15,6 @@ import pytest
 from kernels.aot.compile import hot_loop
 
 ROOT = Path(__file__).parents[2]
-# Operations with launches that no variant covers yet; a server compiles those at their first use.
-UNCOVERED = {
-    "index_pool", "lightning_index", "paged_attention", "qsa_index", "sampling", "top_k",
-}  # fmt: skip
 
 
 def python(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,9 +77,7 @@ def test_launches_of_served_shapes_find_the_compiled_code(tmp_path: Path) -> Non
 
 def test_variants_cover_the_launches_of_the_benchmark(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "kernels.aot", "--launches", "--targets", "80")
-    lines = done.stdout.splitlines()
-    assert all(line.startswith("sm80 ") for line in lines) and not done.stderr, done.stderr
-    assert [line for line in lines if line.split()[1].rstrip(":") not in UNCOVERED] == []
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize(

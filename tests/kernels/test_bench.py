@@ -96,6 +96,11 @@ def row(**figures: Any) -> dict[str, Any]:
     return {"operation": "some", "case": "of it", **us, **figures}
 
 
+LARGE = {"operation": "quant_linear", "case": "int4 17408x5120 M=64"}  # mark: 42 / 58 %
+SMALL = {"operation": "quant_linear", "case": "fp8 4096x4096 M=1"}
+PEER = {"us": 12.0, "fraction": 0.58}
+
+
 @pytest.mark.parametrize(
     ("figures", "cells"),
     [
@@ -103,10 +108,38 @@ def row(**figures: Any) -> dict[str, Any]:
         ({"tflops": 60.0}, {"rate": "60 TFLOP/s"}),
         ({"host_gbs": 30.0}, {"rate": "30.0 GB/s host"}),
         ({"fraction": 0.4}, {"reached": "missed"}),
-        ({"peers": {"other": {"us": 15.0}}}, {"peers": "other 15.0 (1.50)"}),
+        (
+            {"peers": {"other": {"us": 15.0}}},
+            {"peers": "other 15.0 (1.50)", "served by": "Triton", "reached": "met"},
+        ),
+        (LARGE | {"peers": {"humming": PEER}}, {"served by": "humming: 12.0 us, good"}),
+        (LARGE | {"fraction": 0.41, "peers": {"humming": PEER}}, {"reached": "missed"}),
+        (
+            LARGE | {"fraction": 0.6, "peers": {"humming": PEER | {"fraction": 0.3}}},
+            {"served by": "humming: 12.0 us, missed", "reached": "good"},
+        ),
+        (LARGE, {"served by": "Triton", "reached": "met"}),
+        (SMALL | {"peers": {"humming": PEER}}, {"served by": "Triton"}),
+        (
+            LARGE | {"peers": {"humming": {"refused": "relative error"}}},
+            {"served by": "humming: refused", "reached": "met"},
+        ),
         ({"refused": "a | b"}, {"us": "refused: a / b", "reached": "refused"}),
     ],
-    ids=["memory", "products", "host", "slow", "peer", "wrong"],
+    ids=[
+        "memory",
+        "products",
+        "host",
+        "slow",
+        "peer",
+        "served",
+        "served, ours slow",
+        "ours, served slow",
+        "not installed",
+        "small",
+        "served wrong",
+        "wrong",
+    ],
 )
 def test_cells_of_a_row(figures: dict[str, Any], cells: dict[str, str]) -> None:
     found = report._cells(row(**figures), TOP.as_dict(), Marks())

@@ -159,10 +159,14 @@ def values_of(stored: torch.Tensor, form: RowFormat | None) -> torch.Tensor:
     return (stored if form is None else decode_rows(stored, form)).double()
 
 
+@pytest.mark.parametrize("few", [launch.FEW_TOKENS, 0])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_stored_entries_agree_with_the_steps_one_by_one(form: str, dtype: torch.dtype) -> None:
+def test_stored_entries_agree_with_the_steps_one_by_one(
+    form: str, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nearly all are equal; a rounding that falls the other way is one step of its format."""
+    monkeypatch.setattr(launch, "FEW_TOKENS", few)
     tokens, ratio = 23, 4
     finish, (kind, width, _) = finish_of(form, tokens, dtype), FORMS[form]
     entries = torch.randn(tokens, width)

@@ -7,7 +7,14 @@ import torch
 
 from kernels import backend
 from kernels.gated_delta.launch import gated_delta
-from tests.kernels.delta_rule import LENGTHS, Call, Inputs, check_pool, check_writes_out_of_range
+from tests.kernels.delta_rule import (
+    LENGTHS,
+    Call,
+    Inputs,
+    check_cut,
+    check_pool,
+    check_writes_out_of_range,
+)
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 
@@ -26,6 +33,11 @@ def inputs(lengths: list[int], decay: float = 1.0) -> Inputs:
 )
 def test_outputs_and_states_agree(lengths: list[int], writes: list[int], decay: float) -> None:
     Call(gated_delta, inputs(lengths, decay), writes).run().check()
+
+
+@pytest.mark.parametrize("cut", [1, 64, 100])
+def test_one_call_equals_two(cut: int) -> None:
+    check_cut(gated_delta, inputs([101]), cut)
 
 
 def test_writes_out_of_range_are_left_out() -> None:

@@ -20,7 +20,7 @@ from kernels.humming.manifest import FILE, VERSION, Entry, Gemm, Manifest, Manif
 from kernels.humming.matrix import HummingMatrix, Kernel, KernelTable
 from kernels.humming.repack import codes_in_tiles, in_eights, repack
 from kernels.humming.samples import random_weights
-from kernels.humming.shapes import MODELS, SERVED, shapes_of
+from kernels.humming.shapes import FEWEST_FEATURES, MODELS, SERVED, Experts, shapes_of
 from kernels.quant_linear import (
     Fp8BlockMatrix,
     Int4Matrix,
@@ -287,11 +287,34 @@ def test_forms_that_the_kernels_read(stored: Callable[[], StoredMatrix], form: s
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "experts", "expected"),
-    [(1024, 1024, 0, True), (512, 4096, 0, False), (4096, 512, 0, False), (128, 256, 2, True)],
+    ("gemm", "weights", "back_end"),
+    [
+        ("dense", 4096 * 4096, "triton"),
+        ("dense", 4096 * 4096 + 1, "humming"),
+        ("stack", 512 * 4096, "triton"),
+        ("stack", 512 * 4096 + 1, "humming"),
+    ],
 )
-def test_single_matrices_must_be_wide(n: int, k: int, experts: int, expected: bool) -> None:
-    assert select.eligible(random_weights("mxfp4", n, k, experts, "cpu")) == expected
+def test_small_matrices_go_to_triton(gemm: Gemm, weights: int, back_end: str) -> None:
+    assert select.chosen(gemm, weights) == back_end
+
+
+def test_the_chosen_back_end_was_faster_in_the_mean() -> None:
+    for row in select.table():
+        times = torch.tensor(list(row["us"].values()), dtype=torch.float64)
+        triton, humming = times.log().mean(0).tolist()
+        assert row["back_end"] == ("triton" if triton < humming else "humming")
+
+
+def test_both_stacks_of_experts_go_the_same_way() -> None:
+    models = [weights for name in SERVED for weights in MODELS[name]]
+    shapes = [shape.key for shape in shapes_of(SERVED, 1)]
+    found = library_of(*shapes)  # type: ignore[arg-type]
+    for experts in (weights for weights in models if isinstance(weights, Experts)):
+        form, hidden, inner = experts.form, experts.hidden, experts.inner
+        gate_up = found.weights("stack", form, 2 * inner, hidden)
+        assert gate_up == 2 * inner * hidden == found.weights("stack", form, hidden, inner)
+    assert library_of().weights("dense", "mxfp4", 1024, 2048) == 1024 * 2048
 
 
 def table(n: int, k: int, *, stack: bool, form: str = "mxfp4") -> KernelTable:
@@ -321,7 +344,7 @@ def test_a_stack_needs_the_kernels_of_its_partner() -> None:
     assert not both.has("dense", "mxfp4", 512, 256)
 
 
-def test_a_matrix_without_kernels_goes_to_triton_and_others_to_humming(
+def test_a_matrix_goes_to_humming_where_it_is_large_and_has_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = library_of(("dense", "mxfp4", 1024, 1024))
@@ -329,7 +352,8 @@ def test_a_matrix_without_kernels_goes_to_triton_and_others_to_humming(
         found, "table", lambda *shape: table(*shape[2:], stack=False), raising=False
     )
     monkeypatch.setattr(launch, "warm_up", lambda _: None)
-    ready = select._in_order(random_weights("mxfp4", 1024, 1024, 0, "cpu"), found)
+    stored = random_weights("mxfp4", 1024, 1024, 0, "cpu")
+    ready = select._in_order(stored, found, "humming")
     assert (
         ready is not None and ready.weight.shape == (64, 2048) and ready.scale.shape == (32, 1024)
     )
@@ -337,7 +361,11 @@ def test_a_matrix_without_kernels_goes_to_triton_and_others_to_humming(
     with pytest.raises(TypeError):
         dequantize(ready)
     with caplog.at_level(logging.INFO):
-        assert select._in_order(random_weights("mxfp4", 1024, 2048, 0, "cpu"), found) is None
+        assert select._in_order(stored, found, "auto") is None and not caplog.text
+        monkeypatch.setattr(select, "chosen", lambda *_: "humming")
+        assert select._in_order(stored, found, "auto") is not None and not caplog.text
+        other = random_weights("mxfp4", 1024, 2048, 0, "cpu")
+        assert select._in_order(other, found, "auto") is None
     assert "1024 x 2048" in caplog.text
 
 
@@ -376,7 +404,7 @@ def test_served_stacks_come_in_pairs_on_every_number_of_ranks() -> None:
         shapes = {shape.key for shape in shapes_of(SERVED, ranks)}
         for gemm, form, n, k in shapes:
             wide = n % 64 == 0 and k % 128 == 0
-            assert wide and (gemm == "stack" or min(n, k) >= select.FEWEST_FEATURES)
+            assert wide and (gemm == "stack" or min(n, k) >= FEWEST_FEATURES)
             partners = {("stack", form, k, n // 2), ("stack", form, 2 * k, n)}
             assert gemm == "dense" or partners & shapes
     assert set(SERVED) <= set(MODELS)

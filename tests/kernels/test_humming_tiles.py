@@ -59,6 +59,28 @@ def test_a_measured_tile_is_used_for_its_card_shape_and_rows(
         plan._table.cache_clear()
 
 
+def test_a_shape_that_was_not_measured_takes_the_tile_of_one_like_it() -> None:
+    plan._table.cache_clear()
+    for shape, other in plan.LIKE.items():
+        found, expected = (
+            plan.tuned(CARDS["a100"], Shape(*key, 1), 64)  # type: ignore[arg-type]
+            for key in (shape, other)
+        )
+        assert found is not None and found == expected
+        block = found["block_shape"]
+        assert shape[2] % block[1] == 0 and shape[3] % block[2] == 0
+
+
+def test_tiles_of_the_table_beat_the_packages_choice_and_fit_their_shape() -> None:
+    for card, rows in json.loads(plan.TABLE.read_text())["cards"].items():
+        assert card in CARDS
+        for entry in rows:
+            gemm, _, n, k, limit = entry["shape"]
+            assert limit in dict(plan.LIMITS[gemm]) and entry["us"] < entry["own_us"]
+            _, block_n, block_k = entry["tile"]["block_shape"]
+            assert n % block_n == 0 and k % block_k == 0
+
+
 def test_a_card_of_another_target_is_refused() -> None:
     assert card_for(86, None).name == "a6000"
     with pytest.raises(ValueError, match="h200"):

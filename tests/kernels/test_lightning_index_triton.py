@@ -93,8 +93,15 @@ def in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top_k, "_bests", never)
 
 
-@pytest.mark.parametrize(("form", "top", "tokens"), [("bf16", 1, 34), ("index", 30, 9)])
-def test_selections_equal_a_scalar_search(form: str, top: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "top", "tokens", "held"),
+    [("bf16", 1, 34, 0), ("index", 30, 9, 0), ("index", 7, 3, 99)],
+)
+def test_selections_equal_a_scalar_search(
+    form: str, top: int, tokens: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With programs of many tokens, of some, and of one."""
+    monkeypatch.setattr(launch, "HELD_PROGRAMS", held)
     setting = Setting(form, tokens)
     found = launch.select_entries(setting.queries(), setting.keys(), top, None)
     for t, row in enumerate(rows_of(found)):
@@ -104,8 +111,11 @@ def test_selections_equal_a_scalar_search(form: str, top: int, tokens: int) -> N
         assert row == wanted, t
 
 
-@pytest.mark.parametrize("top", [1, 20])
-def test_bests_of_groups_come_with_the_scores(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("top", "held"), [(1, 99), (20, 0)])
+def test_bests_of_groups_come_with_the_scores(
+    top: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "HELD_PROGRAMS", held)
     setting = Setting("index", 5)
     setting.visible[0] = 24 * PER_PAGE
     queries, keys = setting.queries(), setting.keys()

@@ -147,6 +147,17 @@ def test_holes_and_numbers_out_of_range_are_left_out() -> None:
     assert not found[[2, 3, 8]].any()
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_selected_numbers_out_of_range_are_left_out(splits: int) -> None:
+    s = step([40, 9], [1, 1], 4, 1)
+    chosen = torch.tensor([[0, 7, 39, 2**32 + 3, -(2**32) + 3, 2**40, -9, 5]]).repeat(2, 1)
+    chosen[1, [1, 2]] = torch.tensor([4, 8])
+    s.selected = chosen.to(DEVICE)
+    found = run(s, splits=splits)
+    s.selected = torch.where((chosen >= 0) & (chosen < 40), chosen, -1)
+    assert error(found, s) < BF16_ERROR
+
+
 def test_positions_out_of_range_read_nothing_outside_the_table() -> None:
     s = step([7, 8], [1, 1], 2, 1)
     s.place.page_table_BP[0] = s.place.page_table_BP[1]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import backend
+from kernels.moe.configs import MATRIX_TILES
 from kernels.quant_linear import (
     Fp8BlockMatrix,
     Int4Matrix,
@@ -18,7 +25,7 @@ from kernels.quant_linear import (
     prepare,
     tuning,
 )
-from kernels.quant_linear.launch import Workspace, quant_linear
+from kernels.quant_linear.launch import QuantMatrix, Workspace, quant_linear
 from kernels.quant_linear.tuning import Config
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
@@ -27,7 +34,7 @@ FP32_ERROR, BF16_ERROR, ROUNDED_ERROR = 1e-5, 2.5e-3, 4e-3
 MAX_INT = 2**31 - 1
 
 VECTOR = Config("vector", block_n=16, block_bytes=256, warps=1)
-MATRIX = Config("matrix", block_n=32, block_bytes=32, warps=4, block_m=16)
+MATRIX = Config("matrix", block_n=32, block_bytes=64, warps=4, block_m=16)
 
 
 def fp8(n: int, k: int, block: int = 128, scale: str = "float32") -> Fp8BlockMatrix:
@@ -56,7 +63,7 @@ def mxfp4(n: int, k: int) -> Mxfp4Matrix:
     return Mxfp4Matrix(codes, torch.randint(110, 125, (n, k // 32), dtype=torch.uint8))
 
 
-FORMATS = {
+FORMATS: dict[str, Callable[[int, int], QuantMatrix]] = {
     "fp8": lambda n, k: fp8(n, k),
     "fp8-bf16-scale": lambda n, k: fp8(n, k, scale="bfloat16"),
     "fp8-ue8m0": lambda n, k: fp8(n, k, scale="ue8m0"),
@@ -71,7 +78,8 @@ FORMATS = {
 }
 
 
-def on_device(weight: Matrix) -> Matrix:
+def on_device(weight: Matrix) -> QuantMatrix:
+    assert isinstance(weight, QuantMatrix)
     moved = {
         name: getattr(weight, name).to(DEVICE)
         for name in ("codes", "scale", "zero")
@@ -134,6 +142,23 @@ def test_fp8_takes_any_number_of_inputs(config: Config, k: int) -> None:
     assert error(run(x, weight, config), x, weight) < FP32_ERROR
 
 
+@pytest.mark.parametrize(
+    "config", [VECTOR, replace(MATRIX, block_bytes=64)], ids=["vector", "matrix"]
+)
+def test_no_scale_is_read_beyond_the_last(config: Config) -> None:
+    """An odd number of blocks of 32: the last words hold codes of one."""
+    weight, x = fp8(5, 96, 32), activations(1, 96)
+    memory = torch.full((8,), torch.nan)
+    memory[:3] = weight.scale.flatten()
+    weight = replace(weight, scale=memory[:3].view(1, 3))
+    ready = prepare(weight)
+    assert isinstance(ready, Fp8BlockMatrix)
+    scale = memory.to(DEVICE)[:3].view(1, 3)
+    out = torch.full((1, 5), torch.nan, device=DEVICE)
+    quant_linear(x, replace(on_device(ready), scale=scale), out, None, config)
+    assert error(out, x, weight) < ROUNDED_ERROR
+
+
 @pytest.mark.parametrize("kernel", ["vector", "matrix"])
 @pytest.mark.parametrize("name", ["fp8", "int4-g32-zero", "mxfp4"])
 def test_every_code_in_every_place_is_exact(kernel: str, name: str) -> None:
@@ -155,6 +180,58 @@ def test_every_code_in_every_place_is_exact(kernel: str, name: str) -> None:
     for k in (0, 5, 14, 19, 31, 64, 127):
         x = torch.eye(128)[k : k + 1].bfloat16().to(DEVICE)
         assert torch.equal(run(x, weight, config).cpu()[0], expected[:, k])
+
+
+def launched_tiles() -> list[tuple[str, Config]]:
+    """Each shape of tile that a server launches for some rows, and the format it is for."""
+    rows = [row for target in backend.TARGETS for row in tuning.rows_for(target)]
+    tiles = [(r.weights, replace(r.config, split=1)) for r in rows if r.config.kernel == "matrix"]
+    tiles += [(name, tile) for name in ("fp8", "int4", "mxfp4") for tile in MATRIX_TILES[name]]
+    return sorted(set(tiles), key=str)
+
+
+def distinct(name: str, n: int, k: int) -> QuantMatrix:
+    """Weights of random codes and powers of two as scales: each is exact in bf16."""
+    weight = FORMATS[name](n, k)
+    if weight.scale.dtype == torch.uint8:
+        return weight
+    scale = torch.exp2(torch.randint(-6, 0, weight.scale.shape).float())
+    return replace(weight, scale=scale.to(weight.scale.dtype))
+
+
+def check_each_weight(name: str, config: Config) -> None:
+    """One-hot rows of x pick each weight: one that took another's bits or scale shows."""
+    weight = distinct(name, config.block_n + 32, 256)
+    found = run(torch.eye(256).bfloat16().to(DEVICE), weight, config)
+    assert torch.equal(found.cpu(), dequantize(weight).t())
+
+
+@pytest.mark.parametrize("scale_weight", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_weight_is_its_own(name: str, scale_weight: bool) -> None:
+    check_each_weight(name, Config("matrix", 64, 64, 4, 256, scale_weight=scale_weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("weights", "config"), launched_tiles(), ids=str)
+def test_each_weight_is_its_own_in_every_tile(weights: str, config: Config) -> None:
+    """On a card the compiler's layout of a tile decides which weights share a register."""
+    for name in FORMATS:
+        if name.startswith(weights):
+            check_each_weight(name, config)
+            check_each_weight(name, replace(config, scale_weight=not config.scale_weight))
+
+
+def test_decoded_weights_stay_in_registers() -> None:
+    """By way of shared memory a step takes 8 to 10 instructions for each of a tensor core."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.decode_probe"],
+        env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fp8"] < 6 and found["int4"] < 4 and found["mxfp4"] < 5.6, found
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])

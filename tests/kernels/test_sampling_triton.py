@@ -32,8 +32,12 @@ SETTINGS = [  # temperature, top_k, top_p, min_p
 
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter sorts slowly; so longer lists, which are searched, come up as well."""
+    """The interpreter sorts slowly; so longer lists, which are searched, come up as well. Few
+    programs share the blocks of all rows.
+    """
     if backend.interpreted():
+        monkeypatch.setattr(launch, "PROGRAMS", 16)
+        monkeypatch.setattr(launch, "FEW", 8)
         monkeypatch.setattr(launch, "MOST_SORTED", 16)
         monkeypatch.setattr(launch, "CAPACITY", 2200)
 

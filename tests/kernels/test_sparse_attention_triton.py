@@ -16,8 +16,9 @@ from kernels.cache_rows import (
     encode_rows,
     latent_rows,
 )
+from kernels.cards import CARDS
 from kernels.sparse_attention import Entries, Rows, sparse_attention
-from kernels.sparse_attention.configs import CARDS, Config, select
+from kernels.sparse_attention.configs import Config, select
 from kernels.sparse_attention.launch import Layout, Question, attend
 from kernels.split_keys import Partials
 

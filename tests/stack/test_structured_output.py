@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -110,3 +112,41 @@ def test_hostile_schema_is_refused_while_another_request_runs(stack: Stack) -> N
         assert answer.status_code == 400, answer.text[:300]
         assert answer.json()["error"]["param"].startswith("structured_outputs")
     assert results[1].status_code in (200, 400)
+
+
+def schema_of(name: str, width: int = 1) -> dict[str, Any]:
+    """An object with `width` required integers."""
+    names = [f"{name}_{i}" for i in range(width)]
+    return {
+        "type": "object",
+        "properties": {n: {"type": "integer"} for n in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+# 200 in all: schemas that many share, schemas of their own, wide ones, ones that never end.
+CROWD: list[tuple[Any, int]] = [
+    *(({"json": schema_of(f"shared{n % 4}")}, 200) for n in range(168)),
+    *(({"json": schema_of(f"own{n}")}, 200) for n in range(20)),
+    *(({"json": schema_of(f"wide{n}", 60)}, 200) for n in range(6)),
+    *(({"regex": f"((a{{1,999}}){{1,999}}){{1,{900 + n}}}"}, 400) for n in range(6)),
+]
+
+
+@pytest.mark.usefixtures("idle")
+async def test_nothing_waits_for_a_crowd_of_grammars(stack: Stack) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60, limits=limits) as http:
+
+        async def ask(form: Any) -> int:
+            body = {"prompt": "23 + 58", "max_tokens": 4, "structured_outputs": form}
+            return (await http.post("/v1/completions", json=body)).status_code
+
+        random.Random(5).shuffle(CROWD)
+        crowd = [asyncio.create_task(ask(form)) for form, _ in CROWD]
+        while not any(task.done() for task in crowd):
+            await asyncio.sleep(0)
+        assert await ask(None) == 200
+        assert not all(task.done() for task in crowd)
+        assert await asyncio.gather(*crowd) == [status for _, status in CROWD]

@@ -1,4 +1,4 @@
-"""Triton kernels that find the ends of prefixes and the drawn token; see `kernels.sampling.triton`.
+"""Triton kernel that finds the ends of prefixes and the drawn token; see `kernels.sampling.triton`.
 
 Legend: R rows, V vocabulary, B blocks of a row.
 """
@@ -8,141 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampling.ordered.triton import cut_of, in_order, value_at
+from kernels.sampling.bins.triton import PLANNED_, find, least_distance, up_to
+from kernels.sampling.ordered.triton import draw_at, drawn_of, in_order, least_sum, listed
 from kernels.sampling.triton import (
     BINS_,
     BINS_A_UNIT,
-    COUNT_SHIFT,
+    DONE,
+    FOUND,
+    LISTED,
+    MARKS_,
     NOTHING,
+    Q_MASK,
     REACH,
-    best_logit,
-    best_token,
     units_of,
     weigh,
 )
-
-
-@triton.jit
-def _find(sums, target):
-    """The first bin whose running sum exceeds the target; BINS where none does."""
-    return tl.sum((sums <= target).to(tl.int32), 0)
-
-
-@triton.jit
-def _at(values, bin):
-    """values[bin]; 0 beyond."""
-    return tl.sum(tl.where(tl.arange(0, BINS_) == bin, values, 0), 0)
-
-
-@triton.jit
-def _sums(counts, row):
-    """Of each bin: number and q (int64), and the running sums of number and of units."""
-    bins = tl.arange(0, BINS_)
-    packed = tl.load(counts + row * BINS_ + bins)
-    number = packed >> COUNT_SHIFT
-    q = packed - (number << COUNT_SHIFT)
-    units = (q.to(tl.float64) * units_of(bins)).to(tl.int64)
-    return number, q, units, tl.cumsum(number, 0), tl.cumsum(units, 0)
-
-
-@triton.jit
-def _least_sum(top_p, total):
-    """What the running sum must reach for a top-p set of `total` units, at least 1."""
-    exact = top_p.to(tl.float64) * total.to(tl.float64)
-    floor = exact.to(tl.int64)
-    return tl.maximum(floor + (floor.to(tl.float64) < exact).to(tl.int64), 1)
-
-
-@triton.jit
-def _draw_at(uniform, total):
-    """The running sum that the drawn token is the first to exceed."""
-    return tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
-
-
-@triton.jit
-def _least_distance(min_p):
-    """The distance up to which min-p keeps tokens."""
-    off = min_p <= 0.0
-    return tl.where(off, REACH, tl.maximum(-tl.log(tl.where(off, 1.0, min_p)), 0.0))
-
-
-@triton.jit
-def _uniform(seed, position):
-    """A number in [0, 1), fp64, of Philox4x32-10 with key `seed` and counter `position`."""
-    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    zero = low * 0
-    first, second, _, _ = tl.philox(seed, low, high, zero, zero)
-    high_bits = (first >> 5).to(tl.int64) * (1 << 26)
-    return (high_bits + (second >> 6).to(tl.int64)).to(tl.float64) * 1.1102230246251565e-16
-
-
-@triton.jit
-def _row_uniform(uniform, seeds, positions, row, SEEDED: tl.constexpr):
-    if SEEDED:
-        return _uniform(tl.load(seeds + row), tl.load(positions + row))
-    else:
-        return tl.load(uniform + row)
-
-
-@triton.jit(do_not_specialize=["blocks", "capacity"])
-def collect(
-    x, temperature, top_k, top_p, min_p, uniform, seeds, positions, block_best, counts, found,
-    ids, vocab, blocks, capacity,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, SEEDED: tl.constexpr,
-):  # fmt: skip
-    """Ids of the tokens in bins that may hold the end of a prefix or the drawn token.
-
-    Grid (B / TILES, R). `found` counts all of them, `ids` holds the first `capacity` to arrive.
-    """
-    row = tl.program_id(1).to(tl.int64)
-    if tl.load(temperature + row) > 0.0:
-        number, _q, units, numbers, sums = _sums(counts, row)
-        total, k = tl.sum(units, 0), tl.load(top_k + row).to(tl.int64)
-        low, high, k_bin = total, total, tl.full((), BINS_, tl.int32)
-        if (k > 0) & (k < tl.sum(number, 0)):
-            k_bin = _find(numbers, k - 1)
-            high = _at(sums, k_bin)
-            low = high - _at(units, k_bin)
-        p = tl.load(top_p + row)
-        p_first, p_last = tl.full((), BINS_, tl.int32), tl.full((), -1, tl.int32)
-        if p < 1.0:
-            p_first = _find(sums, _least_sum(p, low) - 1)
-            p_last = _find(sums, _least_sum(p, high) - 1)
-            low = tl.minimum(low, _at(sums, p_first) - _at(units, p_first))
-            high = tl.minimum(high, _at(sums, p_last))
-        distance = _least_distance(tl.load(min_p + row))
-        m_bin = tl.full((), BINS_, tl.int32)
-        if distance < REACH:
-            m_bin = (distance * BINS_A_UNIT).to(tl.int32)
-            low = tl.minimum(low, _at(sums, m_bin) - _at(units, m_bin))
-            high = tl.minimum(high, _at(sums, m_bin))
-        u = _row_uniform(uniform, seeds, positions, row, SEEDED)
-        u_first, u_last = _find(sums, _draw_at(u, low)), _find(sums, _draw_at(u, high))
-        best = best_logit(block_best, row, blocks, BLOCKS)
-        hollow = best == NOTHING  # of the row's logits, which `count` then has replaced
-        best = tl.where(hollow, 0.0, best)
-        last = tl.maximum(p_last, tl.where(u_last < BINS_, u_last, -1))
-        last = tl.maximum(last, tl.where(k_bin < BINS_, k_bin, -1))
-        last = tl.maximum(last, tl.where(m_bin < BINS_, m_bin, -1))
-        reach = (last + 2).to(tl.float32) / BINS_A_UNIT  # no near token is so far from the best
-        for tile in range(TILES):
-            block = tl.program_id(0) * TILES + tile
-            block_most = tl.load(
-                block_best + row * blocks + block, mask=block < blocks, other=NOTHING
-            )
-            token = block * BLOCK + tl.arange(0, BLOCK)
-            inside = token < tl.where(hollow | (best - block_most < reach), vocab, 0)
-            value = tl.load(x + row * vocab + token, mask=inside, other=NOTHING)
-            bin, _weight = weigh(value, best)
-            near = (bin == k_bin) | (bin == m_bin) | ((bin >= p_first) & (bin <= p_last))
-            near = (near | ((bin >= u_first) & (bin <= u_last))) & inside & (bin < BINS_)
-            chosen = near.to(tl.int32)
-            amount = tl.sum(chosen, 0)
-            if amount > 0:
-                start = tl.atomic_add(found + row, amount, sem="relaxed")
-                place = start + tl.cumsum(chosen, 0) - chosen
-                at = ids + row * capacity + place
-                tl.store(at, token, mask=near & (place < capacity))
 
 
 @triton.jit
@@ -261,101 +141,143 @@ def _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE: tl.c
 
 
 @triton.jit
-def _within(target, sums, units, q, bin, cut_bin, cut_q):
+def _within(target, sums, counts, bin, cut_bin, cut_q):
     """`target` of a running sum of units as one of q within its bin, inside the kept prefix."""
-    rest = (target - (_at(sums, bin) - _at(units, bin))).to(tl.float64)
-    most = _at(q, bin)
+    rest = (target - up_to(sums, bin - 1)).to(tl.float64)
+    most = tl.load(counts + bin) & Q_MASK
     most = tl.where(bin == cut_bin, tl.minimum(most, cut_q), most) - 1
     inner = (rest / units_of(bin)).to(tl.int64)
     return tl.maximum(tl.minimum(inner, most), 0)
 
 
 @triton.jit
-def _reached(sums, units, bin, q):
+def _reached(sums, bin, q):
     """Units up to and including q within a bin."""
-    inner = (q.to(tl.float64) * units_of(bin)).to(tl.int64)
-    return _at(sums, bin) - _at(units, bin) + inner
+    return up_to(sums, bin - 1) + (q.to(tl.float64) * units_of(bin)).to(tl.int64)
 
 
 @triton.jit
-def _drawn(
-    x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row,
-    FEW: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr,
+def _searched(
+    x, ids, amount, vocab, capacity, best, k, p, distance, u, total, counted, counts, numbers,
+    sums, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row, -1 where none is kept. FEW: at most F are listed."""
-    number, q, units, numbers, sums = _sums(counts, row)
-    if FEW:
-        token, value, of, q_of, running = in_order(x, ids, amount, best, F)
+    """The token of a row by bisection of the bits of its logits; k 0 is off."""
+    unit_sums = tl.load(sums + tl.arange(0, BINS_))
     # The kept prefix: its units, and the bin and q within it where it ends.
-    kept = tl.sum(units, 0)
+    kept = total
     cut_bin, cut_q = tl.full((), BINS_, tl.int32), tl.full((), 0, tl.int64)
-    if (k > 0) & (k < tl.sum(number, 0)):
-        cut_bin = _find(numbers, k - 1)
-        inner = k - 1 - (_at(numbers, cut_bin) - _at(number, cut_bin))
-        if FEW:
-            _, cut_q = cut_of(of, q_of, running, cut_bin, inner, True, F)
-        else:
-            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, cut_bin, best, inner, True, TILE)
-        kept = _reached(sums, units, cut_bin, cut_q)
+    if k > 0:
+        cut_bin = find(tl.load(numbers + tl.arange(0, BINS_)), k - 1)
+        inner = (k - 1 - up_to(numbers, cut_bin - 1)).to(tl.int64)
+        _, _, cut_q = _cut(x, ids, amount, capacity, vocab, cut_bin, best, inner, True, TILE)
+        kept = _reached(sums, cut_bin, cut_q)
     if p < 1.0:
-        target = _least_sum(p, kept) - 1
-        bin = _find(sums, target)
+        target = tl.minimum(least_sum(p, kept), counted) - 1
+        bin = find(unit_sums, target)
         # The first q that reaches target + 1 is the first to exceed the q of target.
-        inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
-        if FEW:
-            _, cut_q = cut_of(of, q_of, running, bin, inner, False, F)
-        else:
-            _, _, cut_q = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
-        cut_bin, kept = bin, _reached(sums, units, bin, cut_q)
+        inner = _within(target, sums, counts, bin, cut_bin, cut_q)
+        _, _, cut_q = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
+        cut_bin, kept = bin, _reached(sums, bin, cut_q)
     if distance < REACH:
         bin = (distance * BINS_A_UNIT).to(tl.int32)
-        if FEW:
-            inner = tl.sum(tl.where((of == bin) & (best - value <= distance), q_of, 0), 0)
-        else:
-            inner = _near_q(x, ids, amount, capacity, vocab, bin, best, distance, TILE)
-        reached = _reached(sums, units, bin, inner)
+        inner = _near_q(x, ids, amount, capacity, vocab, bin, best, distance, TILE)
+        reached = _reached(sums, bin, inner)
         if reached < kept:
             kept, cut_bin, cut_q = reached, bin, inner
-    chosen = tl.full((), -1, tl.int64)
-    if kept > 0:
-        target = _draw_at(u, kept)
-        bin = _find(sums, target)
-        inner = _within(target, sums, units, q, bin, cut_bin, cut_q)
-        if FEW:
-            at, _ = cut_of(of, q_of, running, bin, inner, False, F)
-            chosen = value_at(token, at, F).to(tl.int64)
-        else:
-            key, equal, _ = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
-            chosen = _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE)
-    return chosen
+    target = draw_at(u, kept, counted)
+    bin = find(unit_sums, target)
+    inner = _within(target, sums, counts, bin, cut_bin, cut_q)
+    key, equal, _ = _cut(x, ids, amount, capacity, vocab, bin, best, inner, False, TILE)
+    return _equal_id(x, ids, amount, capacity, vocab, bin, best, key, equal, TILE)
 
 
-@triton.jit(do_not_specialize=["blocks", "capacity"])
-def choose(
-    x, temperature, top_k, top_p, min_p, uniform, seeds, positions, block_best, block_id, counts,
-    found, ids, out, vocab, blocks, capacity,
-    BLOCKS: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr, SEEDED: tl.constexpr,
+@triton.jit
+def _of_one_bin(bin, units, number, next_bin, next_units, next_number):
+    """Running sums that begin anew with each bin."""
+    same = bin == next_bin
+    units = tl.where(same, units, 0) + next_units
+    number = tl.where(same, number, 0) + next_number
+    return next_bin, units, number
+
+
+@triton.jit
+def _sorted(
+    x, ids, amount, best, k, p, distance, u, total, counted, numbers, sums, F: tl.constexpr
+):
+    """The token of a row by sorting the F tokens or fewer that are listed; k 0 is off."""
+    token, value, bin, q = in_order(x, ids, amount, best, F)
+    weight = (q.to(tl.float64) * units_of(bin)).to(tl.int64)
+    ones = tl.full((F,), 1, tl.int32)
+    _, inner, number = tl.associative_scan((bin, weight, ones), 0, _of_one_bin)
+    before = up_to(sums, bin - 1) + inner - weight
+    place = up_to(numbers, bin - 1) + number - 1
+    nearer = tl.zeros((), tl.int64)
+    if distance < REACH:
+        nearer = up_to(sums, (distance * BINS_A_UNIT).to(tl.int32) - 1)
+    there = tl.arange(0, F) < amount
+    return drawn_of(
+        token, best - value, weight, before, place, there, total, counted, k, p, distance, u,
+        nearer, F,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["blocks", "capacity", "tiles"])
+def collect(
+    x, temperature, top_k, top_p, min_p, uniform, block_best, counts, marks, plan, numbers, sums,
+    ids, out, vocab, blocks, capacity, tiles,
+    BLOCK: tl.constexpr, FEW: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row. Grid (R,). Greedy rows take the best one."""
-    row = tl.program_id(0).to(tl.int64)
-    chosen = best_token(block_best, block_id, row, blocks, vocab, BLOCKS).to(tl.int64)
-    if tl.load(temperature + row) > 0.0:
-        best = best_logit(block_best, row, blocks, BLOCKS)
-        best = tl.where(best == NOTHING, 0.0, best)
-        x += row * vocab
+    """Ids of the tokens in the bins of the plan; the last program of a row finds its token there.
+
+    The first `capacity` ids to arrive are listed, all are counted. Not of rows with temperature 0
+    or FEW tokens, which `count` has done. A program takes `tiles` blocks: grid (B / tiles, R).
+    """
+    row = tl.program_id(1).to(tl.int64)
+    marks += row * MARKS_
+    if (tl.load(temperature + row) > 0.0) & (tl.load(marks + LISTED) > FEW):
+        plan += row * PLANNED_
+        k_bin, m_bin = tl.load(plan).to(tl.int32), tl.load(plan + 1).to(tl.int32)
+        p_first, p_last = tl.load(plan + 2).to(tl.int32), tl.load(plan + 3).to(tl.int32)
+        u_first, u_last = tl.load(plan + 4).to(tl.int32), tl.load(plan + 5).to(tl.int32)
+        total = tl.load(plan + 6)
+        best = tl.load(plan + 7).to(tl.int32).to(tl.float32, bitcast=True)
+        hollow = best == NOTHING  # of the row's logits, which `count` then has replaced
+        best = tl.where(hollow, 0.0, best)
+        last = tl.maximum(p_last, u_last)
+        last = tl.maximum(last, tl.where(k_bin < BINS_, k_bin, -1))
+        last = tl.maximum(last, tl.where(m_bin < BINS_, m_bin, -1))
+        reach = (last + 2).to(tl.float32) / BINS_A_UNIT  # no near token is so far from the best
         ids += row * capacity
-        amount, k = tl.load(found + row), tl.load(top_k + row).to(tl.int64)
-        p = tl.load(top_p + row)
-        distance = _least_distance(tl.load(min_p + row))
-        u = _row_uniform(uniform, seeds, positions, row, SEEDED)
-        if amount <= F:
-            drawn = _drawn(
-                x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row, True, F, TILE
-            )
-        else:
-            drawn = _drawn(
-                x, ids, amount, vocab, capacity, best, k, p, distance, u, counts, row, False, F,
-                TILE,
-            )  # fmt: skip
-        chosen = tl.where(drawn >= 0, drawn, chosen)
-    tl.store(out + row, tl.maximum(tl.minimum(chosen, vocab - 1), 0))
+        x += row * vocab
+        for tile in range(tiles):
+            block = tl.program_id(0) * tiles + tile
+            own = tl.load(block_best + row * blocks + block, mask=block < blocks, other=NOTHING)
+            if hollow | (own > best - reach):
+                token = block * BLOCK + tl.arange(0, BLOCK)
+                inside = token < vocab
+                value = tl.load(x + token, mask=inside, other=NOTHING)
+                bin, _weight = weigh(value, best)
+                near = (bin == k_bin) | (bin == m_bin) | ((bin >= p_first) & (bin <= p_last))
+                near = (near | ((bin >= u_first) & (bin <= u_last))) & inside & (bin < BINS_)
+                listed(marks + FOUND, ids, token, near, capacity)
+        last_program = tl.num_programs(0) - 1
+        tl.debug_barrier()  # before this program says that it is done
+        if tl.atomic_add(marks + DONE, 1, sem="acq_rel") == last_program:
+            amount = tl.atomic_add(marks + FOUND, 0, sem="relaxed")
+            numbers += row * BINS_
+            sums += row * BINS_
+            k, p = tl.load(top_k + row), tl.load(top_p + row)
+            k = tl.where(k < up_to(numbers, BINS_), k, 0)
+            distance, u = least_distance(tl.load(min_p + row)), tl.load(uniform + row)
+            counted = up_to(sums, BINS_)
+            total = tl.where(total < 0, counted, total)
+            if amount <= F:
+                drawn = _sorted(
+                    x, ids, amount, best, k, p, distance, u, total, counted, numbers, sums, F
+                ).to(tl.int64)
+            else:
+                drawn = _searched(
+                    x, ids, amount, vocab, capacity, best, k, p, distance, u, total, counted,
+                    counts + row * BINS_, numbers, sums, TILE,
+                ).to(tl.int64)  # fmt: skip
+            tl.store(out + row, tl.maximum(tl.minimum(drawn, vocab - 1), 0))

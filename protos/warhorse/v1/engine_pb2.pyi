@@ -419,3 +419,15 @@ class ResetPrefixCacheResponse(_message.Message):
     PAGES_DROPPED_FIELD_NUMBER: _ClassVar[int]
     pages_dropped: int
     def __init__(self, pages_dropped: _Optional[int] = ...) -> None: ...
+
+class ProfileEngineRequest(_message.Message):
+    __slots__ = ("start",)
+    START_FIELD_NUMBER: _ClassVar[int]
+    start: bool
+    def __init__(self, start: _Optional[bool] = ...) -> None: ...
+
+class ProfileEngineResponse(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    def __init__(self, file: _Optional[str] = ...) -> None: ...

@@ -70,6 +70,11 @@ class EngineServiceStub:
                 request_serializer=warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.ProfileEngine = channel.unary_unary(
+                '/warhorse.v1.EngineService/ProfileEngine',
+                request_serializer=warhorse_dot_v1_dot_engine__pb2.ProfileEngineRequest.SerializeToString,
+                response_deserializer=warhorse_dot_v1_dot_engine__pb2.ProfileEngineResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -125,6 +130,13 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProfileEngine(self, request, context):
+        """Starts to record a trace of the steps, or stops and writes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +174,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'ProfileEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProfileEngine,
+                    request_deserializer=warhorse_dot_v1_dot_engine__pb2.ProfileEngineRequest.FromString,
+                    response_serializer=warhorse_dot_v1_dot_engine__pb2.ProfileEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +371,33 @@ class EngineService:
             '/warhorse.v1.EngineService/ResetPrefixCache',
             warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheRequest.SerializeToString,
             warhorse_dot_v1_dot_engine__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/warhorse.v1.EngineService/ProfileEngine',
+            warhorse_dot_v1_dot_engine__pb2.ProfileEngineRequest.SerializeToString,
+            warhorse_dot_v1_dot_engine__pb2.ProfileEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -313,18 +313,20 @@ class ProfileResponse(_message.Message):
     def __init__(self, files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CoreCommand(_message.Message):
-    __slots__ = ("submit", "abort", "reset", "describe", "stop")
+    __slots__ = ("submit", "abort", "reset", "describe", "stop", "profile")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     submit: CoreSubmit
     abort: CoreAbort
     reset: CoreReset
     describe: CoreDescribe
     stop: CoreStop
-    def __init__(self, submit: _Optional[_Union[CoreSubmit, _Mapping]] = ..., abort: _Optional[_Union[CoreAbort, _Mapping]] = ..., reset: _Optional[_Union[CoreReset, _Mapping]] = ..., describe: _Optional[_Union[CoreDescribe, _Mapping]] = ..., stop: _Optional[_Union[CoreStop, _Mapping]] = ...) -> None: ...
+    profile: CoreProfile
+    def __init__(self, submit: _Optional[_Union[CoreSubmit, _Mapping]] = ..., abort: _Optional[_Union[CoreAbort, _Mapping]] = ..., reset: _Optional[_Union[CoreReset, _Mapping]] = ..., describe: _Optional[_Union[CoreDescribe, _Mapping]] = ..., stop: _Optional[_Union[CoreStop, _Mapping]] = ..., profile: _Optional[_Union[CoreProfile, _Mapping]] = ...) -> None: ...
 
 class CoreSubmit(_message.Message):
     __slots__ = ("handle", "request_id", "request", "deadline_ns")
@@ -356,21 +358,31 @@ class CoreDescribe(_message.Message):
     ticket: int
     def __init__(self, ticket: _Optional[int] = ...) -> None: ...
 
+class CoreProfile(_message.Message):
+    __slots__ = ("ticket", "start")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    start: bool
+    def __init__(self, ticket: _Optional[int] = ..., start: _Optional[bool] = ...) -> None: ...
+
 class CoreStop(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class CoreEvent(_message.Message):
-    __slots__ = ("ready", "step", "reset_done", "description")
+    __slots__ = ("ready", "step", "reset_done", "description", "profile_done")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_DONE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_DONE_FIELD_NUMBER: _ClassVar[int]
     ready: CoreReady
     step: CoreStep
     reset_done: CoreResetDone
     description: CoreDescription
-    def __init__(self, ready: _Optional[_Union[CoreReady, _Mapping]] = ..., step: _Optional[_Union[CoreStep, _Mapping]] = ..., reset_done: _Optional[_Union[CoreResetDone, _Mapping]] = ..., description: _Optional[_Union[CoreDescription, _Mapping]] = ...) -> None: ...
+    profile_done: CoreProfileDone
+    def __init__(self, ready: _Optional[_Union[CoreReady, _Mapping]] = ..., step: _Optional[_Union[CoreStep, _Mapping]] = ..., reset_done: _Optional[_Union[CoreResetDone, _Mapping]] = ..., description: _Optional[_Union[CoreDescription, _Mapping]] = ..., profile_done: _Optional[_Union[CoreProfileDone, _Mapping]] = ...) -> None: ...
 
 class CoreReady(_message.Message):
     __slots__ = ("model", "description")
@@ -443,6 +455,16 @@ class CoreResetDone(_message.Message):
     ticket: int
     pages_dropped: int
     def __init__(self, ticket: _Optional[int] = ..., pages_dropped: _Optional[int] = ...) -> None: ...
+
+class CoreProfileDone(_message.Message):
+    __slots__ = ("ticket", "file", "refusal")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    file: str
+    refusal: CoreRefusal
+    def __init__(self, ticket: _Optional[int] = ..., file: _Optional[str] = ..., refusal: _Optional[_Union[CoreRefusal, _Mapping]] = ...) -> None: ...
 
 class CoreDescription(_message.Message):
     __slots__ = ("ticket", "engine")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_TEXT = 256 << 10
-MAX_WHITESPACE = 64
+MAX_WHITESPACE = 32
 JSON_FORMS = ("json_schema", "json_object")
 # Newlines that a model puts between its reasoning and its answer; parsers drop them.
 _GAP = {"type": "regex", "pattern": "\\n{0,2}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -17,8 +18,11 @@ from services.common.errors import ServiceError
 from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 from services.engine.grammar.forms import JSON_FORMS, MAX_TEXT
 
-# On the clock; the worker limits its processor time itself. Memory beyond the libraries' own.
+# On the clock, of a worker. Memory beyond the libraries' own.
 LIMITS = WorkerLimits(seconds=5.0, memory_bytes=1 << 30)
+# Of a processor. Nearly all grammars are done in the first time; the others begin again, with the
+# second one, when no first attempt waits: so few wait long for a slow or hostile one.
+CPU_SECONDS = (0.15, 0.4)
 WORKERS = 2
 MAX_KEPT_BYTES = 64 << 20
 MAX_REFUSALS = 256  # remembered, so that the same hostile grammar costs its time once
@@ -44,33 +48,55 @@ class GrammarCompiler:
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._refusals: OrderedDict[bytes, str] = OrderedDict()
+        self._compiling: dict[bytes, asyncio.Task[bytes]] = {}
 
     async def complete(self, grammar: Grammar) -> None:
         """Set `grammar.compiled`. Raises ServiceError INVALID_FIELD naming the fault."""
-        question = json.dumps(_question(grammar), sort_keys=True).encode()
-        key = hashlib.sha256(question).digest()
+        question = _question(grammar)
+        key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).digest()
         if key in self._refusals:
             raise refused(self._refusals[key])
-        if key not in self._kept:
-            self._keep(key, await self._compile(key, question))
-        self._kept.move_to_end(key)
-        grammar.compiled = self._kept[key]
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            grammar.compiled = self._kept[key]
+            return
+        if key not in self._compiling:
+            task = asyncio.create_task(self._compile(key, question))
+            task.add_done_callback(lambda _: self._compiling.pop(key))
+            self._compiling[key] = task
+        # One that goes away leaves it to those who ask for the same.
+        grammar.compiled = await asyncio.shield(self._compiling[key])
 
     async def close(self) -> None:
         """End the workers."""
+        for task in self._compiling.values():
+            task.cancel()
         await self._workers.close()
 
-    async def _compile(self, key: bytes, question: bytes) -> bytes:
-        try:
-            reply = json.loads(await self._workers.ask(question))
-        except WorkerEndedError:
-            reply = {"error": "takes too much time or memory to compile"}
-        if "error" in reply:
-            self._refusals[key] = reply["error"]
-            if len(self._refusals) > MAX_REFUSALS:
-                self._refusals.popitem(last=False)
-            raise refused(reply["error"])
-        return base64.b64decode(reply["compiled"])
+    async def _compile(self, key: bytes, question: dict[str, Any]) -> bytes:
+        reply = await self._ask(question)
+        if "compiled" in reply:
+            compiled = base64.b64decode(reply["compiled"])
+            self._keep(key, compiled)
+            return compiled
+        problem = reply.get("error", "takes too much time or memory to compile")
+        self._refusals[key] = problem
+        if len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
+        raise refused(problem)
+
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The worker's reply; without `compiled` and `error` for a grammar that was ended."""
+        reply: dict[str, Any] = {}
+        for rank, seconds in enumerate(CPU_SECONDS):
+            request = json.dumps({"seconds": seconds, **question}).encode()
+            try:
+                reply = json.loads(await self._workers.ask(request, rank))
+            except WorkerEndedError:
+                return {}
+            if "late" not in reply:
+                break
+        return reply
 
     def _keep(self, key: bytes, compiled: bytes) -> None:
         self._kept[key] = compiled

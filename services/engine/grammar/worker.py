@@ -1,13 +1,17 @@
 """The process that compiles grammars, so that a hostile one can be stopped for certain.
 
-Requests and replies are JSON. In: {"form", "value", "gap", "whitespace"}. Out: {"compiled"}
-(base64) or {"error"}. Run by `grammar.service`.
+Requests and replies are JSON. In: {"seconds", "form", "value", "gap", "whitespace"}, the seconds
+being those of a processor, so that other work on the machine makes no grammar fail. Out:
+{"compiled"} (base64), {"error"}, or {"late": true} where that time was not enough. Every grammar is
+compiled by a child of its own, which has the libraries and the vocabulary from its start: one that
+is ended costs its own time alone. Run by `grammar.service`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import resource
 import signal
 from pathlib import Path
@@ -17,22 +21,35 @@ from services.common.worker_process import answer_requests, arguments
 from services.engine.grammar.compiled import compile_grammar
 from services.engine.grammar.forms import GrammarError
 
-# Of a processor, so that other work on the machine makes no grammar fail. A grammar that ends its
-# worker is tried once more.
-CPU_SECONDS = 0.4
-
 
 def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str, Any]:
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends the process
+    signal.setitimer(signal.ITIMER_PROF, request.pop("seconds"))  # ends the process
     try:
         compiled = compile_grammar(**request, folder=folder, vocab_size=vocab_size)
     except GrammarError as error:
         return {"error": str(error)}
     except MemoryError:
         return {"error": "it needs too much memory"}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     return {"compiled": base64.b64encode(compiled).decode()}
+
+
+def _in_child(question: bytes, folder: Path, vocab_size: int, seconds: float) -> bytes:
+    """The reply of a child; one that is ended has none. `seconds`: on the clock."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            reply = json.dumps(_answer(json.loads(question), folder, vocab_size)).encode()
+            with open(writing, "wb") as pipe:
+                pipe.write(reply)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        reply = pipe.read()
+    os.waitpid(child, 0)
+    return reply or b'{"late": true}'
 
 
 def _address_space() -> int:
@@ -55,7 +72,7 @@ def main() -> None:
     _warm_up(given.folder, given.vocab_size)
 
     def reply(request: bytes) -> bytes:
-        return json.dumps(_answer(json.loads(request), given.folder, given.vocab_size)).encode()
+        return _in_child(request, given.folder, given.vocab_size, given.seconds)
 
     answer_requests(reply, given.seconds, _address_space() + given.memory_bytes)
 

@@ -81,7 +81,7 @@ class _Turns:
                 self._message(path, item)
             case "reasoning":
                 turn = self._assistant(path)
-                turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
+                turn["reasoning"] = turn.get("reasoning", "") + _reasoning(path, item)
             case "function_call":
                 self._call(path, item, _text_of(item.get("arguments")))
             case "custom_tool_call":
@@ -132,8 +132,11 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value or {}).decode()
 
 
-def _reasoning(item: Mapping[str, Any]) -> str:
-    parts = item.get("content") or item.get("summary") or ()
+def _reasoning(path: str, item: Mapping[str, Any]) -> str:
+    name = "content" if item.get("content") else "summary"
+    parts = item.get(name) or []
+    if not isinstance(parts, list):
+        raise bad_request(f"`{path}.{name}` must be a list of parts.", f"{path}.{name}")
     return "".join(str(p.get("text") or "") for p in parts if isinstance(p, dict))
 
 

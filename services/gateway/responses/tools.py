@@ -86,7 +86,10 @@ def _flat(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str
             yield path, tool, ""
         elif tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
             for inner, one in enumerate(tool["tools"]):
-                yield f"{path}.tools.{inner}", one, str(tool.get("name") or "")
+                where = f"{path}.tools.{inner}"
+                if not isinstance(one, dict):
+                    raise bad_request(f"`{where}` must be an object.", where)
+                yield where, one, str(tool.get("name") or "")
 
 
 def _function(tool: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class ResponseStreamWriter:
 
     def fail(self, error: ApiError) -> bytes:
         """The last event of a stream that broke."""
-        return self._frame("response.failed", response=self._head.failed(error))
+        begun = b"" if self._number else b"".join(self._start())
+        return begun + self._frame("response.failed", response=self._head.failed(error))
 
     def _start(self) -> list[bytes]:
         body = self._head.body("in_progress")

@@ -6,15 +6,18 @@ import asyncio
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from warhorse.v1 import engine_pb2
 
 from services.gateway.completions import CompletionJob
-from services.gateway.errors import NOT_SUPPORTED, UNAVAILABLE, ApiError
+from services.gateway.errors import UNAVAILABLE, ApiError
 from services.gateway.generation import EventStream
-from services.gateway.routes.helpers import identify
+from services.gateway.routes.control import on_all_engines
+from services.gateway.routes.helpers import identify, json_response
 from services.gateway.schema.completion import CompletionRequest
 from services.gateway.state import GatewayState
 
 GENERATE_SECONDS = 20.0
+PROFILE_SECONDS = 300.0  # writing a long trace takes its time
 
 
 def add_routes(app: FastAPI, state: GatewayState) -> None:
@@ -32,11 +35,21 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
         return Response(status_code=200)
 
     @app.post("/start_profile")
+    async def start_profile() -> Response:
+        """Let all engines record their steps; 501 where they have no folder for traces."""
+        return await profile(start=True)
+
     @app.post("/stop_profile")
-    async def profile() -> Response:
-        """Refused: engines are profiled with the tools of their device."""
-        message = "This server has no profiler of its own; attach one to the engine's process."
-        raise ApiError(501, NOT_SUPPORTED, message)
+    async def stop_profile() -> Response:
+        """Write what was recorded; answers with the names of the files."""
+        return await profile(start=False)
+
+    async def profile(*, start: bool) -> Response:
+        message = engine_pb2.ProfileEngineRequest(start=start)
+        answers = await on_all_engines(
+            state, lambda p: p.stub.ProfileEngine(message, timeout=PROFILE_SECONDS)
+        )
+        return json_response({"files": [a.file for a in answers if a.file]})
 
 
 async def _generate_one(request_id: str, state: GatewayState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from services.gateway.body import validate
+from services.gateway.body import validate, validate_open
 from services.gateway.chat import ChatJob, render_chat
 from services.gateway.completions import CompletionJob
 from services.gateway.messages.convert import NAMES, chat_fields
@@ -49,14 +49,14 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
     async def messages(request: Request) -> Response:
         """Continue a conversation, in the Anthropic interface."""
-        body = validate(MessagesRequest, await body_of(request, state), {})
+        body = validate_open(MessagesRequest, await body_of(request, state), {})
         chat, names = chat_of(chat_fields(body), NAMES)
         return respond(MessagesJob(chat, identify(request, None), state, names))
 
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountRequest))
     async def count_tokens(request: Request) -> Response:
         """Tokens that a message would send to the model, its tools included."""
-        body = validate(CountRequest, await body_of(request, state), {})
+        body = validate_open(CountRequest, await body_of(request, state), {})
         chat, names = chat_of(chat_fields(body), NAMES)
         with names.applied():
             prompt = await render_chat(chat, state, await state.facts(chat.model))

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from warhorse.v1 import engine_pb2
 
-from services.gateway.body import validate
+from services.gateway.body import validate_open
 from services.gateway.respond import GenerationResponse
 from services.gateway.responses.job import ResponsesJob, unknown_response
 from services.gateway.responses.schema import ResponsesRequest
@@ -22,7 +22,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
     async def create(request: Request) -> Response:
         """Continue a conversation, in the Responses interface."""
-        body = validate(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
+        body = validate_open(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
         return GenerationResponse(ResponsesJob(body, identify(request, None), state), state)
 
     @app.get("/v1/responses/{response_id}")

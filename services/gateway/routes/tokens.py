@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from warhorse.v1 import tokenizer_pb2
 
-from services.gateway.body import validate
+from services.gateway.body import validate, validate_open
 from services.gateway.chat import check_chat, render_chat
 from services.gateway.completions import completion_prompt
 from services.gateway.messages.convert import NAMES, chat_fields
@@ -63,7 +63,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/messages/render", openapi_extra=body_schema(CountRequest))
     async def render_message_prompt(request: Request) -> Response:
         """The prompt that a message would be given."""
-        body = validate(CountRequest, await body_of(request, state), {})
+        body = validate_open(CountRequest, await body_of(request, state), {})
         chat, fields = chat_of(chat_fields(body), NAMES)
         with fields.applied():
             return await _rendered(chat, state)
@@ -71,7 +71,7 @@ def add_routes(app: FastAPI, state: GatewayState) -> None:
     @app.post("/v1/responses/render", openapi_extra=body_schema(ResponsesRequest))
     async def render_response_prompt(request: Request) -> Response:
         """The prompt that a response would be given."""
-        body = validate(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
+        body = validate_open(ResponsesRequest, await body_of(request, state), COMMON_ONLY)
         names = ToolNames.of(body.tools or ())
         chat, fields = as_chat(body, names, history_of(body, state))
         with fields.applied():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -315,3 +316,49 @@ async def test_hostile_grammars_are_ended_and_others_go_on(compiler: GrammarComp
         good = Grammar(regex=f"ok{started}".replace(".", "x"))
         await compiler.complete(good)
         assert good.compiled
+
+
+async def complete(compiler: GrammarCompiler, grammar: Grammar) -> str:
+    """What is wrong with the grammar; empty when it is compiled."""
+    try:
+        await compiler.complete(grammar)
+    except ServiceError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_grammar_waits_for_the_second_attempt_at_a_hostile_one(
+    compiler: GrammarCompiler,
+) -> None:
+    hostile = [
+        asyncio.create_task(complete(compiler, Grammar(regex=f"((a{{1,999}}){{1,999}}){{1,{n}}}c")))
+        for n in range(900, 905)
+    ]
+    await asyncio.sleep(0)
+    good = [complete(compiler, Grammar(regex=f"fine{n}")) for n in range(4)]
+    assert await asyncio.gather(*good) == [""] * 4
+    # Second attempts take twice as long as first ones, and two may have begun before the good came.
+    assert sum(task.done() for task in hostile) <= 2
+    assert all("too much time" in problem for problem in await asyncio.gather(*hostile))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_grammar_that_many_ask_for_is_compiled_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    ask = compiler._workers.ask
+
+    async def counted(request: bytes, rank: int = 0) -> bytes:
+        asked.append(request)
+        return await ask(request, rank)
+
+    monkeypatch.setattr(compiler._workers, "ask", counted)
+    same = [Grammar(regex="the same") for _ in range(50)]
+    first = asyncio.create_task(complete(compiler, same[0]))
+    await asyncio.sleep(0)
+    first.cancel()  # the others do not depend on the one that came first
+    assert await asyncio.gather(*(complete(compiler, g) for g in same[1:])) == [""] * 49
+    assert len(asked) == 1
+    assert len({g.compiled for g in same[1:]}) == 1

@@ -1,0 +1,1 @@
+"""Weights of tokens added up by their distance from the best."""
