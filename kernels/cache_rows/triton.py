@@ -71,20 +71,6 @@ def e2m1_value(code):
 
 
 @triton.jit
-def _quotient(x, scale, inverse):
-    """x / scale rounded to nearest, of an e4m3 scale and its rounded inverse.
-
-    The remainder of the first quotient is exact. No mantissa of x and of a scale rounds otherwise;
-    the sign is that of x, also of zero.
-    """
-    scale, inverse = tl.broadcast_to(scale, x.shape), tl.broadcast_to(inverse, x.shape)
-    first = x * inverse
-    bits = tl.fma(tl.fma(-first, scale, x), inverse, first).to(tl.int32, bitcast=True)
-    sign = x.to(tl.int32, bitcast=True) & -0x80000000
-    return ((bits & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _scales(values, FORM: tl.constexpr, E8M0: tl.constexpr):
     """Scale bytes (int32) of groups fp32 [R, groups, GROUP], and the scaled values."""
     peak = tl.max(tl.abs(values), 2)
@@ -95,9 +81,8 @@ def _scales(values, FORM: tl.constexpr, E8M0: tl.constexpr):
         scaled = values * power_of_two(254 - byte)[:, :, None]
     else:
         byte = e4m3_code(tl.maximum(tl.div_rn(peak, tl.full(peak.shape, 6.0, tl.float32)), 2.0**-9))
-        scale = e4m3_value(byte)
-        inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
-        scaled = _quotient(values, scale[:, :, None], inverse[:, :, None])
+        scale = tl.broadcast_to(e4m3_value(byte)[:, :, None], values.shape)
+        scaled = tl.div_rn(values, scale)
     return byte, scaled
 
 
@@ -105,12 +90,11 @@ def _scales(values, FORM: tl.constexpr, E8M0: tl.constexpr):
 def store_rows(
     out, out_tail, number, mask, x, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     TAIL: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr,
-    E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr, WITH_TAIL: tl.constexpr = True,
+    E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     """Encode fp32 x [R, DP] and store it as the rows `number` (int64 [R]) of `out`, bytes.
 
-    `out_tail` is `out` in the type of the plain values, of ITEM bytes; without WITH_TAIL the
-    caller stores these.
+    `out_tail` is `out` in the type of the plain values, of ITEM bytes.
     """
     CODED: tl.constexpr = D - TAIL
     CODES: tl.constexpr = CODED if FORM == E4M3_ else CODED // 2
@@ -129,7 +113,7 @@ def store_rows(
         at = row[:, None] + pair[None, :]
         codes = (low | (high << 4)).to(tl.uint8)
         tl.store(out + at, codes, mask=mask[:, None] & (pair < CODES)[None, :])
-    if TAIL > 0 and WITH_TAIL:
+    if TAIL > 0:
         at = (number * (ROW // ITEM))[:, None] + (CODES // ITEM + d - CODED)[None, :]
         plain = mask[:, None] & ((d >= CODED) & (d < D))[None, :]
         tl.store(out_tail + at, x.to(out_tail.dtype.element_ty), mask=plain)
@@ -168,26 +152,13 @@ def encode(
     FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, E8M0: tl.constexpr,
     ITEM: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of bytes from rows of values.
-
-    Plain values are read apart: in the tile they are where codes need them, not a plain store.
-    """
-    CODED: tl.constexpr = D - TAIL
-    CODES: tl.constexpr = CODED if FORM == E4M3_ else CODED // 2
+    """Rows of bytes from rows of values."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     d = tl.arange(0, DP)
     mask = row < N
     at = row[:, None] * D + d[None, :]
-    values = tl.load(x + at, mask=mask[:, None] & (d < CODED)[None, :], other=0.0).to(tl.float32)
-    if TAIL > 0:
-        t = tl.arange(0, triton.next_power_of_2(TAIL))
-        plain = mask[:, None] & (t < TAIL)[None, :]
-        tail = tl.load(x + row[:, None] * D + (CODED + t)[None, :], mask=plain, other=0.0)
-        at = (row * (ROW // ITEM))[:, None] + (CODES // ITEM + t)[None, :]
-        tl.store(out_tail + at, tail.to(out_tail.dtype.element_ty), mask=plain)
-    store_rows(
-        out, out_tail, row, mask, values, R, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD, False
-    )
+    values = tl.load(x + at, mask=mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+    store_rows(out, out_tail, row, mask, values, R, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD)
 
 
 @triton.jit(do_not_specialize=["N"])

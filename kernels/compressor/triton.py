@@ -45,10 +45,14 @@ def _pool(rows, scores, state, start, stop, fresh, X, D, mask, UNROLL: tl.conste
     scores += start * X
     count = (stop - start).to(tl.int32)
     for base in range(0, count, UNROLL):
+        loaded = ()  # before the first sum waits for one of them
         for u in tl.static_range(UNROLL):
             live = mask & (base + u < count)
             score = tl.load(scores + (base + u) * X, mask=live, other=float("-inf"))
             row = tl.load(rows + (base + u) * X, mask=live, other=0.0)
+            loaded += ((score, row),)  # type: ignore[assignment]
+        for u in tl.static_range(UNROLL):
+            score, row = loaded[u]
             new_top = tl.maximum(top, score)
             kept = tl.exp(top - new_top)
             new = tl.exp(score - new_top)

@@ -11,12 +11,11 @@ from kernels.delta_step.triton import (
     HEAD_DECAY,
     SIGMOID_GATE,
     SILU_GATE,
+    WARPS,
     delta_step,
 )
 
-# The same for every number of sequences and tokens: sums over K then have one order. With more
-# warps a multiprocessor has as many, but each exchange between them waits for more.
-WARPS, STAGES = 4, 1
+STAGES = 1
 GATES = {"sigmoid": SIGMOID_GATE.value, "silu": SILU_GATE.value}
 
 

@@ -12,6 +12,7 @@ from kernels.delta_step.triton import (
     NUMBERS,
     SIGMOID_GATE,
     SILU_GATE,
+    WARPS,
     delta_step,
 )
 
@@ -39,6 +40,6 @@ def variants(target: int) -> Iterator[Variant]:
         for tokens in TOKENS:
             values = launch.constants(tokens, ratio, KEY_DIM, VALUE_DIM, decay, gate)
             yield Variant(
-                f"{name} {tokens} tokens", delta_step, arguments, values, aligned, launch.WARPS,
+                f"{name} {tokens} tokens", delta_step, arguments, values, aligned, WARPS,
                 launch.STAGES,
             )  # fmt: skip

@@ -14,6 +14,7 @@ from kernels.mhc.triton import finish, halve, project, weigh
 
 COLUMNS, POINTWISE_WARPS = 1024, 4
 FEW_TOKENS, FEW_BLOCK = 64, 16
+SPLIT_COLUMNS, MANY_STEPS = 32, 16  # of a step of `project`, and its steps with many tokens
 # Tokens of a program of `weigh`: eight of a warp.
 WEIGHED, WEIGH_WARPS = 32, 4
 
@@ -37,7 +38,7 @@ Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def mix(
     x_TnD: torch.Tensor, mixer: Mixer, expanded: tuple[torch.Tensor, Weights] | None = None
 ) -> tuple[torch.Tensor, Weights]:
-    """The streams and the weights of `mixer`: two launches, or three of many tokens. See `pre`."""
+    """The streams and the weights of `mixer`: launches as of `pre`, of many tokens one less."""
     x_TnD, partial = _project(x_TnD, mixer, expanded)
     return x_TnD, _finish(x_TnD, mixer, partial, None, None, None)
 
@@ -50,7 +51,7 @@ def pre(
     expanded: tuple[torch.Tensor, Weights] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Weights]:
     """The streams, the block input [T, D] of their type, and the weights: two launches, or
-    four of many tokens.
+    four of many tokens, five where their streams are new.
 
     `expanded` (y, weights) first adds a block's output y [T, D] to the streams as `expand` does;
     then the streams are new. Without `norm_D` the input is the collapse as it is; `given_Tn`
@@ -98,31 +99,36 @@ def expand(
 def project_constants(
     tokens: int, count: int, width: int, values: int, *, exact: bool, expands: bool
 ) -> dict[str, int | bool]:
-    """Few tokens: as many splits as the card has multiprocessors; many: less partial sums."""
+    """Few tokens: as many splits as the card has multiprocessors, and new streams are made beside
+    their product; many: less partial sums, of streams that are there.
+    """
     few = tokens <= FEW_TOKENS
-    columns = 32 if few else 64
-    blocks = -(-width // columns)
+    blocks = -(-width // SPLIT_COLUMNS)
     return {
         "D": width,
         "NS": count,
         "M": values,
         "BM": max(16, _power_of_two(values + 1)),
         "BT": FEW_BLOCK if few else 64,
-        "BD": columns,
-        "STEPS": 1 if few else min(512 // columns, blocks),
-        "EXPAND": expands,
+        "BD": SPLIT_COLUMNS,
+        "STEPS": 1 if few else min(MANY_STEPS, blocks),
+        "EXPAND": expands and few,
         "EXACT": exact,
     }
 
 
 def project_stages(constants: dict[str, int | bool]) -> int:
-    """Loads of a step ahead where there is more than one."""
-    return 1 if constants["STEPS"] == 1 else 2
+    """Loads of two steps ahead, of one where values are fp32; none where there is one step."""
+    if constants["STEPS"] == 1:
+        return 1
+    return 3 if constants["EXACT"] else 2
 
 
 def project_warps(constants: dict[str, int | bool]) -> int:
-    """16 rows of a product a warp; more warps would make it twice."""
-    return 4 if constants["EXACT"] or constants["BT"] == FEW_BLOCK else 8
+    """Many tokens in bf16: 32 rows of a product a warp, each of which reads all of fn."""
+    if constants["BT"] == FEW_BLOCK:
+        return 4
+    return 2 if constants["EXACT"] else 8
 
 
 def splits(constants: dict[str, int | bool]) -> int:
@@ -186,6 +192,9 @@ def _project(
     tokens, count, width = x_TnD.shape
     assert count == _power_of_two(count) and mixer.fn_MX.is_contiguous()
     assert mixer.fn_MX.dtype == torch.float32
+    if expanded is not None and tokens > FEW_TOKENS:
+        y, (_, post, comb) = expanded
+        x_TnD, expanded = expand(x_TnD, y, post, comb, x_TnD.dtype), None
     constants = project_constants(
         tokens, count, width, mixer.fn_MX.shape[0], exact=x_TnD.dtype == torch.bfloat16,
         expands=expanded is not None,

@@ -62,60 +62,36 @@ def _expanded(streams, added, post, comb, token, j, inside, NS: tl.constexpr):
     return value
 
 
-@triton.jit
-def _expand_tile(x, y, post, comb, out, token, d, T, D: tl.constexpr, NS: tl.constexpr):
-    """Write the new streams of a tile."""
-    inside = token < T
-    mask = inside[:, None] & (d < D)[None, :]
-    place = token[:, None] * (NS * D) + d[None, :]
-    streams = _loaded(x, place, mask, D, NS)
-    at = token[:, None] * D + d[None, :]
-    added = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
-    for j in tl.static_range(NS):
-        value = _expanded(streams, added, post, comb, token, j, inside, NS)
-        tl.store(out + place + j * D, value.to(out.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=["T"])
 def project(
     x, y, post, comb, out, fn, partial, T, D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
     EXPAND: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """partial sums of one split; with EXPAND of out = post y + comb x, which is written.
-
-    More than one step of new streams is written first and then read as the others are: their
-    values would be made twice, in the registers' order of a product and in that of a store.
-    """
+    """partial sums of one split; with EXPAND, of one step, of out = post y + comb x, written."""
+    tl.static_assert(STEPS == 1 or not EXPAND)
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     split = tl.program_id(1)
     inside = token < T
     m = tl.arange(0, BM)
     acc = tl.zeros([BT, BM], tl.float32)
     squares = tl.zeros([BT, BD], tl.float32)
-    if EXPAND and STEPS > 1:
-        for half in range(2 * STEPS):
-            d = (split * STEPS + half // 2) * BD + tl.arange(0, BD)
-            first = tl.program_id(0).to(tl.int64) * BT + half % 2 * (BT // 2)
-            _expand_tile(x, y, post, comb, out, first + tl.arange(0, BT // 2), d, T, D, NS)
-        tl.debug_barrier()
     for step in range(STEPS):
         d = (split * STEPS + step) * BD + tl.arange(0, BD)
         mask = inside[:, None] & (d < D)[None, :]
         fn_mask = (m < M)[:, None] & (d < D)[None, :]
         place = token[:, None] * (NS * D) + d[None, :]
-        if EXPAND and STEPS == 1:
+        if EXPAND:
             streams = _loaded(x, place, mask, D, NS)
             at = token[:, None] * D + d[None, :]
             added = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
         for j in tl.static_range(NS):
-            if EXPAND and STEPS == 1:
+            if EXPAND:
                 value = _expanded(streams, added, post, comb, token, j, inside, NS)
                 value = value.to(out.dtype.element_ty)
                 tl.store(out + place + j * D, value, mask=mask)
             else:
-                source = out if EXPAND else x
-                value = tl.load(source + place + j * D, mask=mask, other=0.0)
+                value = tl.load(x + place + j * D, mask=mask, other=0.0)
             squares += value.to(tl.float32) * value.to(tl.float32)
             at = m[:, None] * (NS * D) + j * D + d[None, :]
             acc = _times_fn(value, fn, at, fn_mask, acc, M * NS * D, EXACT)

@@ -30,9 +30,10 @@ NUMBERS = {"T", "norm_eps", "hc_eps", "post_scale"}
 def variants(target: int) -> Iterator[Variant]:
     """The same for every target."""
     many = 2 * launch.FEW_TOKENS
-    for tokens in (1, many):
-        for values, expands in ((MIXES, False), (MIXES, True), (HEAD, False)):
-            yield _project(tokens, values, expands)
+    for values in (MIXES, HEAD):
+        yield _project(1, values, False)
+        yield _project(many, values, False)
+    yield _project(1, MIXES, True)
     yield _finish(1, MIXES, given=False, norm=True)
     yield _finish(1, MIXES, given=True, norm=True)
     yield _finish(1, HEAD, given=False, norm=False)

@@ -16,8 +16,12 @@ VECTOR_BLOCKS = {
     "int4": (512, 256, 128),
     "fp8": (2048, 1024, 512, 256, 128),
 }
+# Rows of an MXFP4 matrix from which on one warp of a program with less of each is faster.
+MANY_OUTPUTS = 2048
 VECTOR_LOADS = 8  # of 16 bytes, by a thread at a time
-# Programs of the second vector kernel that fill a card.
+# Rows of a program at most: more of INT4 with zero points do not fit a thread's registers.
+VECTOR_ROWS = {"mxfp4": 32, "int4": 16, "fp8": 32}
+# Programs of the second vector kernel that fill a card with one token.
 ENOUGH_PROGRAMS = 2048
 # Mean rows of an expert up to which the first, second and third tile of a format are taken.
 FEW_ROWS, SOME_ROWS, MANY_ROWS = 12, 24, 128
@@ -41,18 +45,21 @@ MATRIX_TILES = {
 }
 
 
-def vector_tile(weights: str, row_bytes: int) -> Config:
-    """The blocks that waste least of a row of `row_bytes`; the largest of such."""
-    block = min(VECTOR_BLOCKS[weights], key=lambda size: (-row_bytes % size, -size))
+def vector_tile(weights: str, row_bytes: int, outputs: int) -> Config:
+    """The blocks that waste least of `outputs` rows of `row_bytes`; the largest of such."""
+    largest = 512 if weights == "mxfp4" and outputs >= MANY_OUTPUTS else VECTOR_BLOCKS[weights][0]
+    blocks = (size for size in VECTOR_BLOCKS[weights] if size <= largest)
+    block = min(blocks, key=lambda size: (-row_bytes % size, -size))
     warps = max(1, block // 512)
-    rows = VECTOR_LOADS * 512 * warps // block
+    rows = min(VECTOR_ROWS[weights], VECTOR_LOADS * 512 * warps // block)
     return Config("vector", rows, block, warps, stages=1)
 
 
-def expert_splits(tokens: int, tiles: int, top_k: int) -> int:
-    """Programs that share the experts of a token: more than one only where a card is not full."""
-    if tokens > 1:
-        return 1
+def expert_splits(tiles: int, top_k: int) -> int:
+    """Programs that share the experts of a token: so many that one token fills a card.
+
+    The same for more tokens, whose sums then have the same order.
+    """
     wanted = min(top_k, -(-ENOUGH_PROGRAMS // tiles))
     each = -(-top_k // wanted)
     return -(-top_k // each)

@@ -54,9 +54,10 @@ class Plan:
         first, second = layout(experts.gate_up), layout(experts.down)
         plain = first.format == PLAIN or second.format == PLAIN
         if tokens <= configs.VECTOR_TOKENS and not plain:
-            one, two = (configs.vector_tile(m.name, m.row_bytes) for m in (first, second))
+            one = configs.vector_tile(first.name, first.row_bytes, experts.gate_up.out_features)
+            two = configs.vector_tile(second.name, second.row_bytes, experts.down.out_features)
             programs = -(-experts.down.out_features // two.block_n)
-            return cls(True, one, two, configs.expert_splits(tokens, programs, top_k), 0)
+            return cls(True, one, two, configs.expert_splits(programs, top_k), 0)
         pairs, spread = tokens * top_k, experts.total or experts.count
         one, two = (configs.matrix_tile(m.name, pairs, spread) for m in (first, second))
         assert one.block_m == two.block_m, "both matrices have one layout of pairs"

@@ -63,9 +63,10 @@ MODELS = (
 )
 # A model's draft layer stays plain; tiles for few rows alone.
 DRAFT = Model("GLM draft", _form(PLAIN, "plain", torch.bfloat16, 1), 4096, 2048, 8, True)
-# Formats that differ from MODELS' in their scales alone: decoding of one token.
+# Slices, and formats that differ from MODELS' in their scales alone: few tokens.
 OTHERS = (
     Model("DeepSeek-V4.1", _form(MXFP4, "mxfp4", torch.uint8, 16), 5120, 2304, 6, True),
+    Model("DeepSeek-V4 1/8", _form(MXFP4, "mxfp4", torch.uint8, 16), 4096, 256, 6, True),
     Model("GLM INT4", _form(INT4, "int4", torch.bfloat16, 64), 4096, 2048, 8, True),
     Model("Qwen AWQ", _form(INT4, "int4", torch.bfloat16, 64, zero=True), 2560, 640, 10, False),
 )
@@ -90,15 +91,13 @@ def variants(target: int) -> Iterator[Variant]:
 
 def _vector(model: Model) -> Iterator[Variant]:
     first, second = model.rows(model.hidden), model.rows(model.inner)
-    config = configs.vector_tile(first.name, first.row_bytes)
+    config = configs.vector_tile(first.name, first.row_bytes, 2 * model.inner)
     values = {"LIMIT": model.limit, **launch.vector_values(first, config)}
     yield _of_stack(f"{model.name} gate-up", gate_up_vector, first, config, values)
-    config = configs.vector_tile(second.name, second.row_bytes)
-    for tokens in (1, 2):
-        tiles = -(-model.hidden // config.block_n)
-        splits = configs.expert_splits(tokens, tiles, model.top_k)
-        values = {"SPLIT": splits, **launch.vector_values(second, config)}
-        yield _of_stack(f"{model.name} down k{splits}", down_vector, second, config, values)
+    config = configs.vector_tile(second.name, second.row_bytes, model.hidden)
+    splits = configs.expert_splits(-(-model.hidden // config.block_n), model.top_k)
+    values = {"SPLIT": splits, **launch.vector_values(second, config)}
+    yield _of_stack(f"{model.name} down k{splits}", down_vector, second, config, values)
 
 
 def _grouped(model: Model, config: Config) -> Iterator[Variant]:

@@ -22,7 +22,7 @@ from services.engine.grammar.forms import JSON_FORMS, MAX_TEXT
 LIMITS = WorkerLimits(seconds=5.0, memory_bytes=1 << 30)
 # Of a processor. Nearly all grammars are done in the first time; the others begin again, with the
 # second one, when no first attempt waits: so few wait long for a slow or hostile one.
-CPU_SECONDS = (0.15, 0.4)
+CPU_SECONDS = (0.15, 0.75)
 WORKERS = 2
 MAX_KEPT_BYTES = 64 << 20
 MAX_REFUSALS = 256  # remembered, so that the same hostile grammar costs its time once

@@ -40,7 +40,7 @@ class _Kept:
     bias: tuple[torch.Tensor, torch.Tensor] | None  # ids int64, values float32
     allowed_V: torch.Tensor | None  # bool
     stops: torch.Tensor  # ids int64
-    grammar: GrammarState | None
+    grammar: Future[GrammarState] | None  # loaded beside the steps
     rules: OutputRules | None
     masks: Future[list[Mask | None]] | None = None  # of the rows of the present step
 
@@ -78,7 +78,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._make_matcher = make_matcher
-        self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+        # First in, first out: what waits for a grammar comes behind the thread that loads it.
+        self._grammar_threads = ThreadPoolExecutor(4, thread_name_prefix="grammars")
         self._kept: dict[SequenceId, _Kept] = {}
 
     def begin(self, sequence: SequenceId, begin: SequenceBegin) -> None:
@@ -107,7 +108,7 @@ class Sampler:
         """Begin to make the masks of a sequence's next rows, beside the forward pass."""
         kept = self._kept[sequence]
         if kept.grammar is not None:
-            kept.masks = self._mask_thread.submit(kept.grammar.masks, tuple(drafts))
+            kept.masks = self._grammar_threads.submit(_masks, kept.grammar, tuple(drafts))
 
     def sample(self, logits_RV: torch.Tensor, groups: Sequence[RowGroup]) -> list[Drawn]:
         """What each group gets; `logits_RV` fp32 has the rows of all groups.
@@ -195,13 +196,14 @@ class Sampler:
         kept.masks = None
         return torch.stack(rows)
 
-    def _grammar(self, params: SamplingParams, outputs: Sequence[int]) -> GrammarState | None:
+    def _grammar(
+        self, params: SamplingParams, outputs: Sequence[int]
+    ) -> Future[GrammarState] | None:
         if params.grammar is None:
             return None
         if self._make_matcher is None:
             raise ValueError("a sequence has a grammar, and this sampler cannot follow one")
-        matcher = self._make_matcher(params.grammar.compiled, params.stop_token_ids)
-        return GrammarState(params.grammar, matcher, outputs)
+        return self._grammar_threads.submit(_state, self._make_matcher, params, tuple(outputs))
 
     def _penalised(
         self, logits_RV: torch.Tensor, group: RowGroup, params: SamplingParams, seen: _Seen
@@ -221,7 +223,7 @@ class Sampler:
     def _count(self, kept: _Kept, tokens: tuple[int, ...]) -> None:
         kept.outputs += len(tokens)
         if kept.grammar is not None:
-            kept.grammar.advance(tokens)
+            kept.grammar.result().advance(tokens)
         if kept.rules is not None:
             kept.rules.advance(tokens)
         if kept.seen is not None:
@@ -244,6 +246,18 @@ class Sampler:
 
     def _floats(self, values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def _state(
+    make_matcher: MakeMatcher, params: SamplingParams, outputs: Sequence[int]
+) -> GrammarState:
+    assert params.grammar is not None
+    matcher = make_matcher(params.grammar.compiled, params.stop_token_ids)
+    return GrammarState(params.grammar, matcher, outputs)
+
+
+def _masks(grammar: Future[GrammarState], drafts: Sequence[int]) -> list[Mask | None]:
+    return grammar.result().masks(drafts)
 
 
 def _scored(
