@@ -32,6 +32,7 @@ from services.engine.sampling.grammar import GrammarState, allowed
 from services.engine.sampling.params import GrammarUse
 
 TOKENIZER = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+HOSTILE = "(" * 9 + "a" + "{1,999})" * 9  # takes seconds to compile
 VOCAB = 1024
 END = TOKENIZER.token_to_id("<|im_end|>")
 THINK_END = TOKENIZER.token_to_id("</think>")
@@ -302,7 +303,7 @@ async def test_hostile_grammars_are_ended_and_others_go_on(compiler: GrammarComp
     level = '{"anyOf":[{"type":"object","required":["a"],"properties":{"a":'
     deep = level * 3000 + "{}" + "}}]}" * 3000
     hostile = [
-        Grammar(regex="((a{1,999}){1,999}){1,999}b"),
+        Grammar(regex=f"{HOSTILE}b"),
         Grammar(json_schema=deep),
         Grammar(ebnf="root ::= " + " ".join(f'("a" | r{i})?' for i in range(3000))),
     ]
@@ -332,7 +333,7 @@ async def test_no_grammar_waits_for_the_second_attempt_at_a_hostile_one(
     compiler: GrammarCompiler,
 ) -> None:
     hostile = [
-        asyncio.create_task(complete(compiler, Grammar(regex=f"((a{{1,999}}){{1,999}}){{1,{n}}}c")))
+        asyncio.create_task(complete(compiler, Grammar(regex=f"({HOSTILE}){{1,{n}}}")))
         for n in range(900, 905)
     ]
     await asyncio.sleep(0)
