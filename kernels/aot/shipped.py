@@ -19,9 +19,9 @@ class ShippedCache(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override, dump)
-        shipped = os.path.join(os.environ.get(VARIABLE, ""), key)
-        if not (override or dump) and os.environ.get(VARIABLE) and os.path.isdir(shipped):
-            self.cache_dir = shipped
+        folder = os.environ.get(VARIABLE)
+        if folder and not (override or dump) and os.path.isdir(os.path.join(folder, key)):
+            self.cache_dir = os.path.join(folder, key)
 
     def put(self, data: str | bytes, filename: str, binary: bool = True) -> str:
         """Write a file of an entry that is not shipped in full.

@@ -90,7 +90,7 @@ def whole(log: Log, asked: Request) -> list[int]:
     return [*asked.prompt_token_ids, *log.tokens(asked.request_id)]
 
 
-def test_b24_drafts_change_no_token_of_twenty_prompts(engine: Engine) -> None:
+def test_drafts_change_no_token_of_twenty_prompts(engine: Engine) -> None:
     asked = [request(str(n), prompt(3 + 2 * n, seed=n), 8) for n in range(20)]
     plain = run(engine.core(), *asked)
     core = engine.core(RecordedDrafts([whole(plain, r) for r in asked], wrong=0.3))
@@ -122,7 +122,7 @@ class FailingStore(MemoryStore):
 
 
 @pytest.mark.parametrize("drafted", [False, True])
-def test_b21_a_prompt_from_the_store_gives_the_same_answer(engine: Engine, drafted: bool) -> None:
+def test_a_prompt_from_the_store_gives_the_same_answer(engine: Engine, drafted: bool) -> None:
     text = [*CHUNKS.prompt_token_ids, *engine.answer]
     core = engine.core(
         RecordedDrafts([text], 0.3) if drafted else None, MemoryStore(dict(engine.objects))
@@ -137,7 +137,7 @@ def test_b21_a_prompt_from_the_store_gives_the_same_answer(engine: Engine, draft
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "dies"])
-def test_b23_a_store_that_fails_after_a_hit_costs_time_alone(engine: Engine, fault: str) -> None:
+def test_a_store_that_fails_after_a_hit_costs_time_alone(engine: Engine, fault: str) -> None:
     store = FailingStore(dict(engine.objects))
     setattr(store, fault, True)
     core = engine.core(store=store)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from services.engine.sampling.params import SamplingParams
+from services.engine.grammar.compiled import Matcher
+from services.engine.sampling.params import GrammarUse, SamplingParams
 from services.engine.sampling.sampler import RowGroup, Sampler, score
 from services.engine.scheduler.plan import SequenceBegin, SequenceId
 
@@ -136,6 +139,22 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 def test_scores_of_no_tokens_are_empty() -> None:
     assert score(torch.zeros(0, VOCAB), (), 3) == ()
+
+
+def test_others_draw_while_a_grammar_loads() -> None:
+    loaded = threading.Event()
+
+    def load(compiled: bytes, stops: Sequence[int]) -> Matcher:
+        loaded.wait()
+        raise ValueError("loaded")
+
+    made = Sampler(VOCAB, torch.device("cpu"), load)
+    made.begin(SequenceId(0), SequenceBegin(GREEDY))
+    made.begin(SequenceId(1), SequenceBegin(replace(GREEDY, grammar=GrammarUse(b"grammar"))))
+    assert draw(made, rising()) == (49,)
+    loaded.set()
+    with pytest.raises(ValueError, match="loaded"):
+        made.sample(rising(), [RowGroup(SequenceId(1), 9)])
 
 
 def test_an_ended_sequence_is_forgotten() -> None:

@@ -31,7 +31,6 @@ from kernels.quant_linear.tuning import Config
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 # Against fp64 products of the same weights: fp32 sums; bf16 output; scale times weight in bf16.
 FP32_ERROR, BF16_ERROR, ROUNDED_ERROR = 1e-5, 2.5e-3, 4e-3
-MAX_INT = 2**31 - 1
 
 VECTOR = Config("vector", block_n=16, block_bytes=256, warps=1)
 MATRIX = Config("matrix", block_n=32, block_bytes=64, warps=4, block_m=16)

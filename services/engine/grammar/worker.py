@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import resource
 import signal
@@ -20,6 +21,8 @@ from typing import Any
 from services.common.worker_process import answer_requests, arguments
 from services.engine.grammar.compiled import compile_grammar
 from services.engine.grammar.forms import GrammarError
+
+logger = logging.getLogger(__name__)
 
 
 def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str, Any]:
@@ -43,6 +46,8 @@ def _in_child(question: bytes, folder: Path, vocab_size: int, seconds: float) ->
             reply = json.dumps(_answer(json.loads(question), folder, vocab_size)).encode()
             with open(writing, "wb") as pipe:
                 pipe.write(reply)
+        except Exception:  # a fault of ours or of a library: the parent only sees no reply
+            logger.exception("a grammar could not be compiled")
         finally:
             os._exit(0)
     os.close(writing)
