@@ -291,8 +291,8 @@ def test_forms_that_the_kernels_read(stored: Callable[[], StoredMatrix], form: s
     [
         ("dense", 4096 * 4096, "triton"),
         ("dense", 4096 * 4096 + 1, "humming"),
-        ("stack", 512 * 4096, "triton"),
-        ("stack", 512 * 4096 + 1, "humming"),
+        ("stack", 1024 * 4096, "triton"),
+        ("stack", 1024 * 4096 + 1, "humming"),
     ],
 )
 def test_small_matrices_go_to_triton(gemm: Gemm, weights: int, back_end: str) -> None:
