@@ -8,13 +8,14 @@ import torch
 
 from kernels.mhc.triton import collapse as collapse_kernel
 from kernels.mhc.triton import expand as expand_kernel
-from kernels.mhc.triton import finish, halve, project, weigh
+from kernels.mhc.triton import finish, finish_few, halve, project, project_few, weigh
 
 # Legend: T tokens, n streams, D hidden, M mixing values, S splits of D.
 
 COLUMNS, POINTWISE_WARPS = 1024, 4
 FEW_TOKENS, FEW_BLOCK = 64, 16
 SPLIT_COLUMNS, MANY_STEPS = 32, 16  # of a step of `project`, and its steps with many tokens
+FINISH_WARPS = 8  # of `finish_few`, each of which does all of Sinkhorn
 # Tokens of a program of `weigh`: eight of a warp.
 WEIGHED, WEIGH_WARPS = 32, 4
 
@@ -104,22 +105,21 @@ def project_constants(
     """
     few = tokens <= FEW_TOKENS
     blocks = -(-width // SPLIT_COLUMNS)
-    return {
+    form: dict[str, int | bool] = {"EXPAND": expands} if few else {"STEPS": min(MANY_STEPS, blocks)}
+    return form | {
         "D": width,
         "NS": count,
         "M": values,
         "BM": max(16, _power_of_two(values + 1)),
         "BT": FEW_BLOCK if few else 64,
         "BD": SPLIT_COLUMNS,
-        "STEPS": 1 if few else min(MANY_STEPS, blocks),
-        "EXPAND": expands and few,
         "EXACT": exact,
     }
 
 
 def project_stages(constants: dict[str, int | bool]) -> int:
     """Loads of two steps ahead, of one where values are fp32; none where there is one step."""
-    if constants["STEPS"] == 1:
+    if constants.get("STEPS", 1) == 1:
         return 1
     return 3 if constants["EXACT"] else 2
 
@@ -133,43 +133,45 @@ def project_warps(constants: dict[str, int | bool]) -> int:
 
 def splits(constants: dict[str, int | bool]) -> int:
     """S of the constants of `project`."""
-    return -(-constants["D"] // (constants["BD"] * constants["STEPS"]))
+    return -(-constants["D"] // (constants["BD"] * constants.get("STEPS", 1)))
 
 
 def finish_constants(
-    project: dict[str, int | bool],
-    iterations: int,
-    *,
-    weighs: bool,
-    collapses: bool,
-    given: bool,
-    norm: bool,
+    project: dict[str, int | bool], iterations: int, *, collapses: bool, given: bool, norm: bool
 ) -> dict[str, int | bool]:
-    """That follow from the constants of `project`."""
-    count = splits(project)
-    return {name: project[name] for name in ("D", "NS", "M", "BM")} | {
-        "S": count,
-        "BS": _power_of_two(count),
-        "BLOCK": _power_of_two(project["D"]),
-        "ITERATIONS": iterations,
-        "HEAD": project["M"] == project["NS"],
-        "WEIGH": weighs,
+    """Of `finish_few`, from the constants of `project_few`."""
+    width = project["D"]
+    return weighing(project, iterations) | {
+        "BLOCK": _power_of_two(width),
         "COLLAPSE": collapses,
         "GIVEN": given,
         "NORM": norm,
     }
 
 
-def weigh_constants(finish: dict[str, int | bool]) -> dict[str, int | bool]:
-    """That follow from the constants of `finish`."""
-    names = ("D", "NS", "M", "BM", "S", "BS", "ITERATIONS", "HEAD")
-    return {name: finish[name] for name in names} | {"BT": WEIGHED}
+def collapse_constants(width: int, count: int, *, norm: bool) -> dict[str, int | bool]:
+    """Of `finish`."""
+    return {"D": width, "NS": count, "BLOCK": _power_of_two(width), "NORM": norm}
+
+
+def weighing(project: dict[str, int | bool], iterations: int) -> dict[str, int | bool]:
+    """What the kernels that make weights share."""
+    count = splits(project)
+    return {name: project[name] for name in ("D", "NS", "M", "BM")} | {
+        "S": count,
+        "BS": _power_of_two(count),
+        "ITERATIONS": iterations,
+        "HEAD": project["M"] == project["NS"],
+    }
+
+
+def finish_programs(constants: dict[str, int | bool]) -> int:
+    """Of a token of `finish_few`: a head has no `post` and `comb`."""
+    return 1 if constants["HEAD"] else 2
 
 
 def finish_warps(constants: dict[str, int | bool]) -> int:
     """32 values of the streams a thread."""
-    if not constants["COLLAPSE"]:
-        return 1
     return min(16, max(1, constants["BLOCK"] * constants["NS"] // 1024))
 
 
@@ -205,17 +207,23 @@ def _project(
     if expanded is not None:
         y, (_, post, comb) = expanded
         y, post, comb, out = y.contiguous(), post.contiguous(), comb.contiguous(), _like(x_TnD)
-    if tokens:
-        project[(-(-tokens // constants["BT"]), splits(constants))](
-            x_TnD, y, post, comb, out, _parts(mixer.fn_MX, constants), sums, tokens, **constants,
-            num_warps=project_warps(constants), num_stages=project_stages(constants),
-        )  # fmt: skip
+    grid = (-(-tokens // constants["BT"]), splits(constants))
+    options = {
+        "num_warps": project_warps(constants), "num_stages": project_stages(constants)
+    }  # fmt: skip
+    if tokens > FEW_TOKENS:
+        parts = _parts(mixer.fn_MX, constants)
+        project[grid](x_TnD, parts, sums, tokens, **constants, **options)
+    elif tokens:
+        project_few[grid](
+            x_TnD, y, post, comb, out, mixer.fn_MX, sums, tokens, **constants, **options
+        )
     return out, _Partial(sums, constants)
 
 
 def _parts(fn_MX: torch.Tensor, constants: dict[str, int | bool]) -> torch.Tensor:
     """bf16 [2, M, n D] for many tokens, each of whose programs would split fn again: one launch."""
-    if constants["BT"] == FEW_BLOCK or not constants["EXACT"]:
+    if not constants["EXACT"]:
         return fn_MX
     parts = torch.empty((2, *fn_MX.shape), dtype=torch.bfloat16, device=fn_MX.device)
     size = fn_MX.numel()
@@ -235,29 +243,36 @@ def _finish(
     norm_D: torch.Tensor | None,
     given_Tn: torch.Tensor | None,
 ) -> Weights:
-    tokens, count, _ = x_TnD.shape
+    tokens, count, width = x_TnD.shape
     fp32 = partial.sums
     pre_Tn, post_Tn = fp32.new_empty(2, tokens, count)
     comb_Tnn = fp32.new_empty(tokens, count, count)
     assert mixer.base_M.is_contiguous() and mixer.scale.is_contiguous()
     assert norm_D is None or norm_D.is_contiguous()
-    few = tokens <= FEW_TOKENS
-    shared = pre_Tn if given_Tn is None else given_Tn.contiguous()
-    constants = finish_constants(
-        partial.constants, mixer.iterations, weighs=few, collapses=y_TD is not None,
-        given=not few or given_Tn is not None, norm=norm_D is not None,
-    )  # fmt: skip
     weights = (pre_Tn, post_Tn, comb_Tnn)
+    shared = pre_Tn if given_Tn is None else given_Tn.contiguous()
+    norm = x_TnD if norm_D is None else norm_D
+    y = x_TnD if y_TD is None else y_TD
+    made = (partial.sums, mixer.base_M, mixer.scale)
     numbers = (tokens, mixer.norm_eps, mixer.hc_eps, mixer.post_scale)
-    if not few:
+    if tokens > FEW_TOKENS:
         weigh[(-(-tokens // WEIGHED),)](
-            partial.sums, mixer.base_M, mixer.scale, *weights, *numbers,
-            **weigh_constants(constants), num_warps=WEIGH_WARPS,
+            *made, *weights, *numbers, **weighing(partial.constants, mixer.iterations), BT=WEIGHED,
+            num_warps=WEIGH_WARPS,
         )  # fmt: skip
-    if tokens and (few or y_TD is not None):
-        finish[(tokens,)](
-            x_TnD, partial.sums, mixer.base_M, mixer.scale, shared,
-            x_TnD if norm_D is None else norm_D, *weights, x_TnD if y_TD is None else y_TD,
-            *numbers, **constants, num_warps=finish_warps(constants),
+        if y_TD is not None:
+            last = collapse_constants(width, count, norm=norm_D is not None)
+            finish[(tokens,)](
+                x_TnD, shared, norm, y, tokens, mixer.norm_eps, **last,
+                num_warps=finish_warps(last),
+            )  # fmt: skip
+    elif tokens:
+        constants = finish_constants(
+            partial.constants, mixer.iterations, collapses=y_TD is not None,
+            given=given_Tn is not None, norm=norm_D is not None,
+        )  # fmt: skip
+        finish_few[(tokens, finish_programs(constants))](
+            x_TnD, *made, shared, norm, *weights, y, *numbers, **constants,
+            num_warps=FINISH_WARPS,
         )  # fmt: skip
     return weights

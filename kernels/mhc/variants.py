@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kernels.aot.variant import Variant
 from kernels.mhc import launch
-from kernels.mhc.triton import collapse, expand, finish, halve, project, weigh
+from kernels.mhc.triton import (
+    collapse,
+    expand,
+    finish,
+    finish_few,
+    halve,
+    project,
+    project_few,
+    weigh,
+)
 
 WIDTH, STREAMS, ITERATIONS = 4096, 4, 20  # of DeepSeek-V4, V4.1 and GLM-5.3
 MIXES, HEAD = 24, 4
@@ -34,12 +44,12 @@ def variants(target: int) -> Iterator[Variant]:
         yield _project(1, values, False)
         yield _project(many, values, False)
     yield _project(1, MIXES, True)
-    yield _finish(1, MIXES, given=False, norm=True)
-    yield _finish(1, MIXES, given=True, norm=True)
-    yield _finish(1, HEAD, given=False, norm=False)
+    yield _finish_few(MIXES, given=False, norm=True)
+    yield _finish_few(MIXES, given=True, norm=True)
+    yield _finish_few(HEAD, given=False, norm=False)
     for values, norm in ((MIXES, True), (HEAD, False)):
         yield _weigh(many, values)
-        yield _finish(many, values, given=True, norm=norm)
+        yield _finish(norm=norm)
     constants: dict[str, int | bool] = {"NS": STREAMS, "BLOCK": launch.COLUMNS}
     yield Variant(
         "mhc halve", halve, HALVE, {"BLOCK": launch.COLUMNS}, frozenset(HALVE),
@@ -53,38 +63,50 @@ def variants(target: int) -> Iterator[Variant]:
 
 
 def _project(tokens: int, values: int, expands: bool) -> Variant:
-    constants = launch.project_constants(
-        tokens, STREAMS, WIDTH, values, exact=True, expands=expands
-    )
+    constants = _sums(tokens, values, expands=expands)
     label = f"mhc project {values} values, {constants['BT']} tokens{', expands' * expands}"
+    few = tokens <= launch.FEW_TOKENS
     unread = {} if expands else {"post": "*bf16", "comb": "*bf16"}
-    if tokens > launch.FEW_TOKENS:
-        unread["fn"] = "*bf16"
+    kernel = project_few if few else project
+    types = PROJECT | unread | ({} if few else {"fn": "*bf16"})
     return Variant(
-        label, project, PROJECT | unread, constants, frozenset(PROJECT) - NUMBERS,
+        label, kernel, _of(kernel, types), constants, frozenset(PROJECT) - NUMBERS,
         launch.project_warps(constants), launch.project_stages(constants),
     )  # fmt: skip
 
 
-def _finish(tokens: int, values: int, *, given: bool, norm: bool) -> Variant:
-    constants = _constants(tokens, values, given=given, norm=norm)
+def _finish_few(values: int, *, given: bool, norm: bool) -> Variant:
+    constants = launch.finish_constants(
+        _sums(1, values), ITERATIONS, collapses=True, given=given, norm=norm
+    )
     label = f"mhc finish {values} values, {constants['S']} splits{', given pre' * given}"
+    return _finishing(label, finish_few, constants, launch.FINISH_WARPS)
+
+
+def _finish(*, norm: bool) -> Variant:
+    constants = launch.collapse_constants(WIDTH, STREAMS, norm=norm)
+    label = f"mhc finish many tokens{', normed' * norm}"
+    return _finishing(label, finish, constants, launch.finish_warps(constants))
+
+
+def _finishing(label: str, kernel: Any, constants: dict[str, int | bool], warps: int) -> Variant:
     aligned = frozenset(FINISH) - NUMBERS
-    return Variant(label, finish, FINISH, constants, aligned, launch.finish_warps(constants), 3)
+    return Variant(label, kernel, _of(kernel, FINISH), constants, aligned, warps, 3)
 
 
 def _weigh(tokens: int, values: int) -> Variant:
-    constants = launch.weigh_constants(_constants(tokens, values, given=True, norm=True))
-    arguments = {name: kind for name, kind in FINISH.items() if name in weigh.arg_names}
-    aligned = frozenset(arguments) - NUMBERS
+    constants = launch.weighing(_sums(tokens, values), ITERATIONS) | {"BT": launch.WEIGHED}
+    aligned = frozenset(FINISH) - NUMBERS
     return Variant(
-        f"mhc weigh {values} values", weigh, arguments, constants, aligned, launch.WEIGH_WARPS, 3
-    )
+        f"mhc weigh {values} values", weigh, _of(weigh, FINISH), constants, aligned,
+        launch.WEIGH_WARPS, 3,
+    )  # fmt: skip
 
 
-def _constants(tokens: int, values: int, *, given: bool, norm: bool) -> dict[str, int | bool]:
-    sums = launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=False)
-    few = tokens <= launch.FEW_TOKENS
-    return launch.finish_constants(
-        sums, ITERATIONS, weighs=few, collapses=True, given=given, norm=norm
-    )
+def _of(kernel: Any, types: dict[str, str]) -> dict[str, str]:
+    """Those of the kernel's arguments."""
+    return {name: kind for name, kind in types.items() if name in kernel.arg_names}
+
+
+def _sums(tokens: int, values: int, *, expands: bool = False) -> dict[str, int | bool]:
+    return launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=expands)

@@ -14,10 +14,12 @@ from services.gateway.errors import SCHEMA, ApiError, shorten
 from services.gateway.unsupported import Harmless, refuse_unsupported
 
 MAX_ENTRIES = 10
+MAX_PARTS = 100_000  # of a field: 33,000 short messages, 7,000 rounds of tool calls
 MAX_DISCARDED = 4  # times the limit: larger bodies get their answer at once, heard or not
 MEBIBYTE = 1 << 20
 # The JSON library reads 1024 levels and writes 254.
 _WRAPPERS = 20
+_NESTED = frozenset({dict, list})
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,7 +27,9 @@ M = TypeVar("M", bound=BaseModel)
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises ApiError 400 or 413; never holds more than `max_bytes`."""
     _check_content_type(request.headers.get("content-type", "application/json"))
-    return _parse_object(await _read_bounded(request, max_bytes))
+    fields = _parse_object(await _read_bounded(request, max_bytes))
+    _check_parts(fields)
+    return fields
 
 
 def validate(model: type[M], fields: dict[str, Any], table: Mapping[str, Harmless]) -> M:
@@ -89,6 +93,32 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, SCHEMA, f"The body must be a JSON object, got {_kind(value)}.")
     return value
+
+
+def _check_parts(fields: dict[str, Any]) -> None:
+    """Refuse what takes long to check: all other requests wait meanwhile."""
+    for name, value in fields.items():
+        if (count := _parts(value)) > MAX_PARTS:
+            shown = shorten(name, 80)
+            message = f"`{shown}` may hold {MAX_PARTS} fields and items, got at least {count}."
+            raise ApiError(400, SCHEMA, message, param=shown)
+
+
+def _parts(value: Any) -> int:
+    """Fields of objects and items of lists in `value`, at all depths; ends above MAX_PARTS.
+
+    Items of a list of nothing but texts and numbers, such as token ids, do not count.
+    """
+    count, found = 0, [value]
+    while found and count <= MAX_PARTS:
+        item = found.pop()
+        if isinstance(item, dict):
+            count += len(item)
+            found.extend(item.values())
+        elif isinstance(item, list) and not _NESTED.isdisjoint(map(type, item)):
+            count += len(item)
+            found.extend(item)
+    return count
 
 
 def _check_depth(fields: dict[str, Any]) -> None:

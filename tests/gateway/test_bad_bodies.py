@@ -63,6 +63,25 @@ async def test_more_messages_than_tokens_are_refused_unread(stack: Stack) -> Non
     assert stack.tokenizer.renders == []
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "words"),
+    [
+        (CHAT, "messages", user("x") * 33_333, "33333 messages"),
+        (CHAT, "messages", user("x") * 33_334, "may hold 100000 fields and items"),
+        (CHAT, "messages", [{"content": [{}] * 99_999}], "may hold 100000 fields and items"),
+        (CHAT, "chat_template_kwargs", dict.fromkeys(map(str, range(100_001))), "hold 100000"),
+        (TEXT, "prompt", [[1]] * 100_001, "hold 100000"),
+        (TEXT, "prompt", [1] * 100_001, "maximum context length"),
+    ],
+)
+async def test_bodies_that_take_long_to_check_are_refused(
+    stack: Stack, path: str, field: str, value: object, words: str
+) -> None:
+    response = await stack.http.post(path, json={"messages": user("x"), field: value})
+    assert words in check_error(response, 400, field)["message"]
+    assert stack.tokenizer.renders == []
+
+
 async def test_an_endless_chunked_body_is_cut_at_the_limit(make_stack: MakeStack) -> None:
     stack = await make_stack(max_body_mb=1)
     host, port = stack.url.removeprefix("http://").split(":")

@@ -91,8 +91,11 @@ def test_completion_follows_a_regular_expression(stack: Stack) -> None:
 @pytest.mark.usefixtures("idle")
 def test_hostile_schema_is_refused_while_another_request_runs(stack: Stack) -> None:
     level = '{"anyOf":[{"type":"object","required":["a"],"properties":{"a":'
+    lists: dict[str, Any] = {"type": "integer"}
+    for _ in range(9):
+        lists = {"type": "array", "items": lists, "minItems": 1, "maxItems": 999}
     schemas: list[Any] = [
-        {"type": "string", "pattern": HOSTILE},
+        lists,
         json.loads(level * 150 + "{}" + "}}]}" * 150),
         {"type": "object", "description": "x" * 10_000_000},
         {"$ref": "#/nowhere"},

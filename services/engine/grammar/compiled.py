@@ -1,12 +1,15 @@
 """Compiled grammars as bytes, and what follows an output through one.
 
-xgrammar comes first; llguidance takes the JSON schemas and regular expressions that it refuses.
+xgrammar comes first; llguidance takes the JSON schemas that it refuses or does not keep to, and
+the regular expressions that it refuses.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.engine.grammar.forms import (
-    GrammarError,
-    parse,
-    structural_tag,
-    with_whitespace,
-)
+from services.engine.grammar.apart import choose_any
+from services.engine.grammar.enforced import fits_xgrammar, for_llguidance, reword
+from services.engine.grammar.errors import GrammarError
+from services.engine.grammar.finite import check_end
+from services.engine.grammar.forms import MAX_GAP, parse, structural_tag
+from services.engine.grammar.schema import Schema
 from services.engine.grammar.vocabulary import (
     LLGUIDANCE_END,
     llguidance_vocabulary,
@@ -30,11 +33,6 @@ Mask = npt.NDArray[np.uint32]
 
 _XGRAMMAR, _LLGUIDANCE = b"x", b"l"
 _PLACE = re.compile(r"^(\[[0-9:]+\] \S+: |at \d+\(\d+\): )")
-_SECOND_CHANCE = ("json_schema", "regex")
-# Found by walks through grammars; with a bounded length it lets control characters pass too.
-_IGNORED = frozenset(
-    {"minLength", "maxLength", "multipleOf", "uniqueItems", "contains", "not", "if"}
-)
 
 
 class Matcher(Protocol):
@@ -58,6 +56,10 @@ class Matcher(Protocol):
         """Take back the last `count` tokens."""
         ...
 
+    def skip(self, text: str) -> None:
+        """Take a text that the grammar allows, in tokens of no matter which lengths."""
+        ...
+
     def mask(self) -> Mask:
         """The tokens that may follow, a bit each, lowest bit first: [ceil(vocab / 32)]."""
         ...
@@ -77,40 +79,59 @@ def compile_grammar(
     `gap`: reasoning comes in front. `whitespace`: llguidance's rules of it, for JSON. The first
     mask is made too, so that what is slow shows here.
     """
-    if whitespace:
-        ruled = with_whitespace(form, value, whitespace)
-        compiled = _LLGUIDANCE + _with_llguidance("json_schema", ruled, gap, folder, vocab_size)
-    elif form == "json_schema" and _is_beyond_xgrammar(parse(value, "the schema")):
-        compiled = _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
-    else:
-        compiled = _compile(form, value, gap, folder, vocab_size)
-    if make_matcher(compiled, folder, vocab_size, (0,)).stuck:
-        raise GrammarError("the grammar allows no output")
+    try:
+        if form == "json_schema" or whitespace:
+            compiled = _compile_schema(form, value, whitespace or {}, gap, folder, vocab_size)
+        else:
+            compiled = _compile(form, value, gap, folder, vocab_size)
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+    _check_output(make_matcher(compiled, folder, vocab_size, (0,)), gap)
     return compiled
+
+
+def _check_output(start: Matcher, gap: bool) -> None:
+    """Raise GrammarError where nothing follows, or nothing but the gap."""
+    is_stuck = start.stuck
+    if gap and not is_stuck:
+        start.skip(MAX_GAP)
+        is_stuck = start.stuck
+    if is_stuck:
+        raise GrammarError("the grammar allows no output")
+
+
+def _compile_schema(
+    form: str, value: Any, whitespace: Mapping[str, Any], gap: bool, folder: Path, vocab_size: int
+) -> bytes:
+    text = value if form == "json_schema" else '{"type": "object"}'
+    schema = Schema(parse(text, "the schema"))
+    check_end(schema)
+    reword(schema)
+    choose_any(schema)
+    if not whitespace and fits_xgrammar(schema):
+        with suppress(GrammarError):
+            reworded = json.dumps(schema.root)
+            return _XGRAMMAR + _with_xgrammar(form, reworded, gap, folder, vocab_size)
+    rule = f"%json {for_llguidance(schema, whitespace)}"
+    return _LLGUIDANCE + _with_llguidance(rule, gap, folder, vocab_size)
 
 
 def _compile(form: str, value: Any, gap: bool, folder: Path, vocab_size: int) -> bytes:
     try:
         return _XGRAMMAR + _with_xgrammar(form, value, gap, folder, vocab_size)
     except GrammarError:
-        if form not in _SECOND_CHANCE:
+        if form != "regex":
             raise
-        return _LLGUIDANCE + _with_llguidance(form, value, gap, folder, vocab_size)
-
-
-def _is_beyond_xgrammar(schema: Any) -> bool:
-    """Whether a schema has keywords that xgrammar takes and does not enforce."""
-    if isinstance(schema, dict):
-        return not _IGNORED.isdisjoint(schema) or any(map(_is_beyond_xgrammar, schema.values()))
-    return isinstance(schema, list) and any(map(_is_beyond_xgrammar, schema))
+        rule = f"/{value.replace('/', chr(92) + '/')}/"
+        return _LLGUIDANCE + _with_llguidance(rule, gap, folder, vocab_size)
 
 
 def _with_xgrammar(form: str, value: Any, gap: bool, folder: Path, vocab_size: int) -> bytes:
     import xgrammar
 
-    tag = structural_tag(form, value, gap=gap)
     vocabulary = xgrammar_vocabulary(folder, vocab_size)
     try:
+        tag = structural_tag(form, value, gap=gap)
         compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
         text: str = compiler.compile_structural_tag(tag).serialize_json()
     except (RuntimeError, ValueError, TypeError, RecursionError) as error:
@@ -118,10 +139,9 @@ def _with_xgrammar(form: str, value: Any, gap: bool, folder: Path, vocab_size: i
     return text.encode()
 
 
-def _with_llguidance(form: str, value: Any, gap: bool, folder: Path, vocab_size: int) -> bytes:
+def _with_llguidance(rule: str, gap: bool, folder: Path, vocab_size: int) -> bytes:
     import llguidance
 
-    rule = f"%json {value}" if form == "json_schema" else f"/{value.replace('/', chr(92) + '/')}/"
     head = "start: GAP answer\nGAP: /\\n{0,2}/\nanswer: " if gap else "start: "
     grammar: str = llguidance.LLMatcher.grammar_from_lark(f"{head}{rule}\n")
     matcher = llguidance.LLMatcher(llguidance_vocabulary(folder, vocab_size), grammar)
@@ -132,8 +152,12 @@ def _with_llguidance(form: str, value: Any, gap: bool, folder: Path, vocab_size:
 
 def _reason(error: object) -> str:
     """What a library says, without the place in its own source or in our wrapping."""
+    if "std::bad_alloc" in str(error):
+        return "it needs too much memory"
     lines = [line for line in str(error).splitlines() if line.strip()] or ["it is not supported"]
-    return _PLACE.sub("", lines[0])[:200]
+    # Those of a regular expression draw its place first.
+    further = [line.removeprefix("error:") for line in lines[1:] if line.startswith("error:")]
+    return "".join([_PLACE.sub("", lines[0]), *further])[:200]
 
 
 def make_matcher(
@@ -197,6 +221,9 @@ class _XgrammarMatcher:
         if count:
             self._matcher.rollback(count)
 
+    def skip(self, text: str) -> None:
+        self._matcher.accept_string(text)
+
     def mask(self) -> Mask:
         return _or_end(self._following(), self._stops)
 
@@ -214,8 +241,8 @@ class _LlguidanceMatcher:
     ) -> None:
         import llguidance
 
-        vocabulary = llguidance_vocabulary(folder, vocab_size)
-        self._matcher = llguidance.LLMatcher(vocabulary, grammar.decode())
+        self._vocabulary = llguidance_vocabulary(folder, vocab_size)
+        self._matcher = llguidance.LLMatcher(self._vocabulary, grammar.decode())
         self._stops = frozenset(stop_token_ids)
         self._words = -(-vocab_size // 32)
         self.ended = False
@@ -236,6 +263,9 @@ class _LlguidanceMatcher:
             count -= 1
         if count:
             self._matcher.rollback(count)
+
+    def skip(self, text: str) -> None:
+        self._matcher.consume_tokens(self._vocabulary.tokenize_str(text))
 
     def mask(self) -> Mask:
         return _or_end(self._following(), self._stops)

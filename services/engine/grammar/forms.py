@@ -6,11 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from services.engine.grammar.errors import GrammarError
+from services.engine.grammar.finite import check_end
+from services.engine.grammar.schema import Schema
+
 MAX_TEXT = 256 << 10
 MAX_WHITESPACE = 32
 JSON_FORMS = ("json_schema", "json_object")
 # Newlines that a model puts between its reasoning and its answer; parsers drop them.
 _GAP = {"type": "regex", "pattern": "\\n{0,2}"}
+MAX_GAP = "\n\n"
 # Tool-call parser of the served model -> xgrammar's name of its markup.
 MARKUPS: Mapping[str, str] = {
     "qwen3_xml": "qwen_3_coder",
@@ -20,10 +25,6 @@ MARKUPS: Mapping[str, str] = {
     "glm45": "glm_4_7",
     "glm47": "glm_4_7",
 }
-
-
-class GrammarError(Exception):
-    """A grammar that cannot be used; the text says why."""
 
 
 def structural_tag(form: str, value: Any, *, gap: bool) -> dict[str, Any]:
@@ -79,15 +80,6 @@ def parse(text: str, what: str) -> Any:
         raise GrammarError(f"{what} is not JSON: {error}"[:200]) from None
 
 
-def with_whitespace(form: str, value: Any, rules: Mapping[str, Any]) -> str:
-    """The schema of one of JSON_FORMS as text, with llguidance's rules of its whitespace."""
-    schema = parse(value, "the schema") if form == "json_schema" else {"type": "object"}
-    schema = {} if schema is True else schema
-    if not isinstance(schema, dict):
-        raise GrammarError("the schema is not an object")
-    return json.dumps({**schema, "x-guidance": rules})
-
-
 def _tool_calls(value: Mapping[str, Any]) -> dict[str, Any]:
     import xgrammar
 
@@ -109,6 +101,17 @@ def _tool_calls(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = parse(tool["parameters"], f"the schema of tool {tool['name']}")
+    parameters = _parameters(tool["parameters"], f"the schema of tool {tool['name']}")
     function = {"name": tool["name"], "parameters": parameters, "strict": True}
     return {"type": "function", "function": function}
+
+
+def _parameters(text: str, what: str) -> Any:
+    parameters = parse(text, what)
+    if not isinstance(parameters, dict):
+        raise GrammarError(f"{what} is not an object")
+    try:
+        check_end(Schema(parameters))
+    except GrammarError as error:
+        raise GrammarError(f"{what}: {error}") from None
+    return parameters

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import logging
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from warhorse.v1.tokenizer_pb2 import TOOL_CHOICE_AUTO, TOOL_CHOICE_NAMED, TOOL_
 from services.common.errors import ServiceError
 from services.common.workers import WorkerEndedError, WorkerLimits, WorkerPool
 from services.engine.grammar.forms import JSON_FORMS, MAX_TEXT
+
+logger = logging.getLogger(__name__)
 
 # On the clock, of a worker. Memory beyond the libraries' own.
 LIMITS = WorkerLimits(seconds=5.0, memory_bytes=1 << 30)
@@ -51,7 +54,10 @@ class GrammarCompiler:
         self._compiling: dict[bytes, asyncio.Task[bytes]] = {}
 
     async def complete(self, grammar: Grammar) -> None:
-        """Set `grammar.compiled`. Raises ServiceError INVALID_FIELD naming the fault."""
+        """Set `grammar.compiled`.
+
+        Raises ServiceError: INVALID_FIELD naming what is wrong, INTERNAL for a fault of ours.
+        """
         question = _question(grammar)
         key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).digest()
         if key in self._refusals:
@@ -79,6 +85,10 @@ class GrammarCompiler:
             compiled = base64.b64decode(reply["compiled"])
             self._keep(key, compiled)
             return compiled
+        if "fault" in reply:  # it says nothing of the grammar, so nothing is remembered
+            logger.error("a grammar could not be compiled: %s", reply["fault"])
+            reason = ErrorReason.ERROR_REASON_INTERNAL
+            raise ServiceError(reason, "The grammar could not be compiled.")
         problem = reply.get("error", "takes too much time or memory to compile")
         self._refusals[key] = problem
         if len(self._refusals) > MAX_REFUSALS:
@@ -86,7 +96,7 @@ class GrammarCompiler:
         raise refused(problem)
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The worker's reply; without `compiled` and `error` for a grammar that was ended."""
+        """The worker's reply; empty or `late` alone for a grammar that was ended."""
         reply: dict[str, Any] = {}
         for rank, seconds in enumerate(CPU_SECONDS):
             request = json.dumps({"seconds": seconds, **question}).encode()

@@ -2,9 +2,10 @@
 
 Requests and replies are JSON. In: {"seconds", "form", "value", "gap", "whitespace"}, the seconds
 being those of a processor, so that other work on the machine makes no grammar fail. Out:
-{"compiled"} (base64), {"error"}, or {"late": true} where that time was not enough. Every grammar is
-compiled by a child of its own, which has the libraries and the vocabulary from its start: one that
-is ended costs its own time alone. Run by `grammar.service`.
+{"compiled"} (base64), {"error"}, {"late": true} where that time was not enough, or {"fault"} where
+we or a library failed: how the child ended. Every grammar is compiled by a child of its own, which
+has the libraries and the vocabulary from its start: one that is ended costs its own time alone. Run
+by `grammar.service`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any
 
 from services.common.worker_process import answer_requests, arguments
 from services.engine.grammar.compiled import compile_grammar
-from services.engine.grammar.forms import GrammarError
+from services.engine.grammar.errors import GrammarError
 
 logger = logging.getLogger(__name__)
+_ALARMS = (signal.SIGPROF, signal.SIGALRM)
 
 
 def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str, Any]:
@@ -37,24 +39,34 @@ def _answer(request: dict[str, Any], folder: Path, vocab_size: int) -> dict[str,
 
 
 def _in_child(question: bytes, folder: Path, vocab_size: int, seconds: float) -> bytes:
-    """The reply of a child; one that is ended has none. `seconds`: on the clock."""
+    """The reply of a child, or how it ended without one. `seconds`: on the clock."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        status = 1
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             reply = json.dumps(_answer(json.loads(question), folder, vocab_size)).encode()
             with open(writing, "wb") as pipe:
                 pipe.write(reply)
-        except Exception:  # a fault of ours or of a library: the parent only sees no reply
+            status = 0
+        except BaseException:  # panics of llguidance are no Exception
             logger.exception("a grammar could not be compiled")
         finally:
-            os._exit(0)
+            os._exit(status)
     os.close(writing)
     with open(reading, "rb") as pipe:
         reply = pipe.read()
-    os.waitpid(child, 0)
-    return reply or b'{"late": true}'
+    return _reply(reply, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _reply(reply: bytes, status: int) -> bytes:
+    """`status`: of the child's exit, or less than zero: the signal that ended it."""
+    if status == 0 and reply:
+        return reply
+    if -status in _ALARMS:
+        return b'{"late": true}'
+    return json.dumps({"fault": f"status {status} of the compiling process"}).encode()
 
 
 def _address_space() -> int:

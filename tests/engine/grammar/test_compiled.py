@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import jsonschema
 import numpy as np
 import pytest
 import pytest_asyncio
-from tokenizers import Tokenizer
 from warhorse.v1.common_pb2 import ErrorReason
 from warhorse.v1.engine_pb2 import Grammar, ToolCallGrammar
 from warhorse.v1.tokenizer_pb2 import (
@@ -26,15 +23,13 @@ from warhorse.v1.tokenizer_pb2 import (
 
 from services.common.cli.up import DEFAULT_MODEL as NANO
 from services.common.errors import ServiceError
-from services.engine.grammar.compiled import GrammarError, Mask, compile_grammar, make_matcher
+from services.engine.grammar.compiled import Mask
+from services.engine.grammar.errors import GrammarError
 from services.engine.grammar.service import GrammarCompiler
 from services.engine.sampling.grammar import GrammarState, allowed
-from services.engine.sampling.params import GrammarUse
+from tests.engine.grammar.support import END, TOKENIZER, VOCAB, compiled, fits, state, wander
 
-TOKENIZER = Tokenizer.from_file(str(NANO / "tokenizer.json"))
 HOSTILE = "(" * 9 + "a" + "{1,999})" * 9  # takes seconds to compile
-VOCAB = 1024
-END = TOKENIZER.token_to_id("<|im_end|>")
 THINK_END = TOKENIZER.token_to_id("</think>")
 PERSON = {
     "type": "object",
@@ -52,30 +47,6 @@ WEATHER = Tool(
         }
     ),
 )
-
-
-def compiled(form: str, value: Any, *, gap: bool = False) -> bytes:
-    return compile_grammar(form, value, gap=gap, folder=NANO, vocab_size=VOCAB)
-
-
-def state(data: bytes, after: int | None = None, outputs: Sequence[int] = ()) -> GrammarState:
-    return GrammarState(GrammarUse(data, after), make_matcher(data, NANO, VOCAB, [END]), outputs)
-
-
-def wander(data: bytes, seed: int, most: int = 400) -> str:
-    """A random output that the grammar allows, up to its end token."""
-    rng, grammar, ids = random.Random(seed), state(data), []
-    while len(ids) < most:
-        (mask,) = grammar.masks(())
-        assert mask is not None
-        choices = np.flatnonzero(allowed(mask, VOCAB)).tolist()
-        assert choices, "a dead end"
-        token = END if END in choices and rng.random() < 0.5 else rng.choice(choices)
-        grammar.advance([token])
-        if token == END:
-            return TOKENIZER.decode(ids, skip_special_tokens=False)
-        ids.append(token)
-    return ""
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -154,38 +125,44 @@ async def test_whitespace_between_parts_of_json_is_ruled(
     compiler: GrammarCompiler, grammar: Grammar, passes: str
 ) -> None:
     await compiler.complete(grammar)
-    assert "".join("ny"[_fits(grammar.compiled, text)] for text in DOCUMENTS) == passes
+    assert "".join("ny"[fits(grammar.compiled, text)] for text in DOCUMENTS) == passes
 
 
-def _fits(data: bytes, text: str) -> bool:
-    matcher = make_matcher(data, NANO, VOCAB, [END])
-    return all(map(matcher.accept, [*TOKENIZER.encode(text, add_special_tokens=False).ids, END]))
-
-
+CHILD = '{"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}'
 ENDLESS = [
     ("json_schema", '{"$ref": "#"}'),
     ("json_schema", '{"anyOf": [{"$ref": "#"}]}'),
+    ("json_schema", '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}'),
+    ("json_schema", CHILD),
+    ("json_schema", "false"),
     ("regex", r"[^\s\S]"),
     ("ebnf", "root ::= root"),
 ]
 
 
+@pytest.mark.parametrize("gap", [False, True], ids=["alone", "behind reasoning"])
 @pytest.mark.parametrize(("form", "value"), ENDLESS)
-def test_grammar_of_nothing_is_refused(form: str, value: str) -> None:
+def test_grammar_of_nothing_is_refused(form: str, value: str, gap: bool) -> None:
     with pytest.raises(GrammarError, match="allows no output"):
-        compiled(form, value)
+        compiled(form, value, gap=gap)
 
 
-@pytest.mark.parametrize("form", ["ebnf", "json_schema"])
-def test_an_output_ends_where_nothing_can_follow(form: str) -> None:
-    """Behind the gap after reasoning, or in the middle: the end is allowed, and rolled back."""
-    if form == "ebnf":
-        place = state(compiled(form, 'root ::= "a" nothing\nnothing ::= nothing'))
-        place.advance(TOKENIZER.encode("a", add_special_tokens=False).ids)
-    else:
-        place = state(compiled(form, '{"$ref": "#"}', gap=True))
-        while (open_ := allowed(first(place), VOCAB)).sum() > 1 or not open_[END]:
-            place.advance([int(np.flatnonzero(open_)[0])])
+NOTHING = {"nothing": {"$ref": "#/$defs/nothing"}}
+DEAD_ENDS = [
+    ("ebnf", 'root ::= "a" nothing\nnothing ::= nothing', "a"),
+    (
+        "json_schema",
+        json.dumps({"properties": {"a": NOTHING["nothing"]}, "$defs": NOTHING}),
+        '{"a":',
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "value", "text"), DEAD_ENDS)
+def test_an_output_ends_where_nothing_can_follow(form: str, value: str, text: str) -> None:
+    """The end is allowed there, and rolled back."""
+    place = state(compiled(form, value))
+    place.advance(TOKENIZER.encode(text, add_special_tokens=False).ids)
     before = allowed(first(place), VOCAB)
     assert np.flatnonzero(before).tolist() == [END]
     assert place.masks([END])[1] is None

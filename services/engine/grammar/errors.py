@@ -1,0 +1,5 @@
+"""The error of this package."""
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used; the text says why."""
