@@ -68,7 +68,7 @@ _BARE: Mapping[grpc.StatusCode, tuple[ErrorReason, str]] = MappingProxyType(
         ),
         grpc.StatusCode.UNAVAILABLE: (
             common_pb2.ERROR_REASON_ENGINE_LOST,
-            "the peer cannot be reached",
+            "a process that serves the request ended or cannot be reached; send it again",
         ),
         grpc.StatusCode.DEADLINE_EXCEEDED: (
             common_pb2.ERROR_REASON_DEADLINE,

@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from services.engine.grammar.enforced import is_closable
-from services.engine.grammar.schema import JsonObject, Schema, required_of, types_of
+from services.engine.grammar.schema import (
+    JsonObject,
+    Schema,
+    is_closable,
+    required_of,
+    types_of,
+)
 
 _MAX_DEPTH = 8  # of references and choices within a choice
 _KINDS = {"integer": "number"}  # other types are kinds of their own
@@ -21,7 +26,7 @@ class _Shape:
     """Values of one kind; those of the schema are among them.
 
     `values`: all that there are, None where that is not known. Of objects: `tags`, the values of
-    members that each of them has, `required`, the names that each has, and `allowed`, the names
+    members that each of them has, `required`, other names that each has, and `allowed`, the names
     that one may have, None for any. `is_closed`: the schema allows no others; else the grammar.
     """
 
@@ -77,7 +82,7 @@ def _differ(kind: str, groups: list[list[_Shape]]) -> bool:
 
 
 def _differ_as_objects(one: _Shape, other: _Shape) -> bool:
-    """Where the grammar alone closes a choice, the other choices must not fit its values."""
+    """Whether no value fits both. Where the grammar alone closes one, that proves but one side."""
     pairs = ((one, other), (other, one))
     lacking = [a for a, b in pairs if a.allowed is not None and not b.required <= a.allowed]
     if len(lacking) == 2 or any(shape.is_closed for shape in lacking):
@@ -125,7 +130,9 @@ def _of_type(name: Any, part: JsonObject, schema: Schema) -> _Shape:
     has_bounds = is_closed or (not schema.merges and is_closable(part))
     allowed = frozenset(part.get("properties", {})) if has_bounds else None
     tags = dict(_tags(part, schema))
-    return _Shape(name, None, tags, frozenset(required_of(part)), allowed, is_closed)
+    # A tag may be required by the grammar alone.
+    required = frozenset(required_of(part)) - tags.keys()
+    return _Shape(name, None, tags, required, allowed, is_closed)
 
 
 def _inner(part: JsonObject, schema: Schema) -> Iterator[list[Any]]:

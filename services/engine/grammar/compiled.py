@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from services.engine.grammar.apart import choose_any
-from services.engine.grammar.enforced import fits_xgrammar, for_llguidance, reword
+from services.engine.grammar.enforced import fits_xgrammar, for_llguidance
 from services.engine.grammar.errors import GrammarError
 from services.engine.grammar.finite import check_end
 from services.engine.grammar.forms import MAX_GAP, parse, structural_tag
+from services.engine.grammar.reword import reword
 from services.engine.grammar.schema import Schema
 from services.engine.grammar.vocabulary import (
     LLGUIDANCE_END,

@@ -16,22 +16,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.engine.grammar.forms import MAX_WHITESPACE
+from services.engine.grammar.reword import OTHER_FORMATS
 from services.engine.grammar.schema import (
+    ANNOTATIONS,
     COMBINING,
     JsonObject,
     Node,
     Schema,
+    is_closable,
     required_of,
     types_of,
 )
 
-# What says nothing of a value. `$defs` are looked at by themselves.
-_ANNOTATIONS = frozenset(
-    {
-        "$schema", "$comment", "$defs", "definitions", "title", "description", "default",
-        "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
-    }
-)  # fmt: skip
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Type -> the keywords that xgrammar keeps to beside it.
 _BESIDE: Mapping[str, frozenset[str]] = {
@@ -59,68 +55,10 @@ _IGNORED_BY_BOTH = (
     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems",
     "unevaluatedProperties", "extends", "disallow", "divisibleBy",
 )  # fmt: skip
-_FORMATS = frozenset(
-    {
-        "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-    }
-)  # fmt: skip
-_OTHER_FORMATS = frozenset(
-    {
-        "idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template",
-        "json-pointer", "relative-json-pointer", "regex",
-    }
-)  # fmt: skip
-_DECLARING = ("properties", "patternProperties")
-_OPEN = ("patternProperties", "additionalProperties", "minProperties")
 # Without \u, as it spells a declared property in another way.
 _ESCAPES = 'nrbtf\\"'
 # Between parts, as much as xgrammar gives.
 _WHITESPACE = {"whitespace_pattern": f"[ \\n\\r\\t]{{1,{MAX_WHITESPACE}}}"}
-
-
-def reword(schema: Schema) -> None:
-    """Say in the keywords that both libraries know what others say."""
-    for node in schema.nodes:
-        part = node.schema
-        part.pop("$schema", None)
-        part.pop("discriminator", None)  # llguidance takes it for a proof
-        if part.get("uniqueItems") is False:
-            del part["uniqueItems"]
-        known = part.get("format")
-        if isinstance(known, str) and known not in _FORMATS | _OTHER_FORMATS:
-            del part["format"]  # of no draft
-        if not isinstance(part.get("items"), list) and "items" in part:
-            part.pop("additionalItems", None)
-        if not part.keys() & COMBINING:
-            _reword_object(part, schema)
-
-
-def _reword_object(part: JsonObject, schema: Schema) -> None:
-    if part.get("unevaluatedProperties") is False:
-        del part["unevaluatedProperties"]
-        part.setdefault("additionalProperties", False)
-    names = _names(part.get("propertyNames", True), schema)
-    if names == []:
-        part.pop("propertyNames", None)
-    elif names and part.get("type") == "object" and not part.keys() & set(_DECLARING):
-        del part["propertyNames"]
-        part["properties"] = dict.fromkeys(names, part.get("additionalProperties", True))
-        part["additionalProperties"] = False
-
-
-def _names(part: Any, schema: Schema) -> list[str] | None:
-    """The names that a schema of names lists; empty where it takes all, None where unknown."""
-    if isinstance(part, dict) and part.keys() - _ANNOTATIONS == {"$ref"}:
-        part = schema.target(part["$ref"])
-    if part is True:
-        return []
-    if not isinstance(part, dict) or not part.keys() - _ANNOTATIONS <= {"type", "enum", "const"}:
-        return None
-    if part.get("type", "string") != "string":
-        return None
-    values = part.get("enum", [part["const"]] if "const" in part else [])
-    is_list = isinstance(values, list) and not {"enum", "const"} <= part.keys()
-    return values if is_list and all(isinstance(value, str) for value in values) else None
 
 
 def fits_xgrammar(schema: Schema) -> bool:
@@ -129,7 +67,7 @@ def fits_xgrammar(schema: Schema) -> bool:
 
 
 def _is_kept(part: JsonObject) -> bool:
-    keys = part.keys() - _ANNOTATIONS
+    keys = part.keys() - ANNOTATIONS
     combining = keys & COMBINING
     if not keys:
         return True
@@ -230,6 +168,7 @@ def for_llguidance(schema: Schema, whitespace: Mapping[str, Any]) -> str:
     has no `oneOf`. Raises GrammarError for what llguidance does not keep to.
     """
     for node in schema.nodes:
+        _clamp(node.schema)
         _check(node)
     _narrow(schema)
     options = {"json_allowed_escapes": _ESCAPES, **(whitespace or _WHITESPACE)}
@@ -243,6 +182,15 @@ def _narrow(schema: Schema) -> None:
             _include(node.schema, "exclusiveMaximum", "maximum", -1, min)
         if not schema.merges:
             _close(node.schema)
+
+
+def _clamp(part: JsonObject) -> None:
+    """Leave out whole numbers that are not exact: bounds of 64 bits are common."""
+    for name in _BOUNDS:
+        bound = part.get(name)
+        if isinstance(bound, int) and not isinstance(bound, bool):
+            is_upper = name.lower().endswith("maximum")
+            part[name] = min(bound, _EXACT_INTEGER) if is_upper else max(bound, -_EXACT_INTEGER)
 
 
 def _include(
@@ -261,7 +209,7 @@ def _check(node: Node) -> None:
     for name in _IGNORED_BY_BOTH:
         if name in part:
             raise node.refused(f"`{name}` is not supported")
-    if isinstance(part.get("format"), str) and part["format"] in _OTHER_FORMATS:
+    if isinstance(part.get("format"), str) and part["format"] in OTHER_FORMATS:
         raise node.refused(f"`format` {part['format']!r} is not supported")
     if "additionalItems" in part and ("prefixItems" in part or part.keys() & COMBINING):
         raise node.refused("`additionalItems` is not supported here")
@@ -297,13 +245,6 @@ def _check_count(node: Node) -> None:
     is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
     if not is_closed and isinstance(least, int) and least > len(set(required_of(part))) + 1:
         raise node.refused("`minProperties` is not supported")
-
-
-def is_closable(part: JsonObject) -> bool:
-    """Whether a part declares properties and speaks of no others. xgrammar takes it so too."""
-    if "properties" not in part or part.keys() & (COMBINING | set(_OPEN)):
-        return False
-    return set(required_of(part)) <= part["properties"].keys()
 
 
 def _close(part: JsonObject) -> None:

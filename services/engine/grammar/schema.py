@@ -27,6 +27,13 @@ _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _NEVER_EMPTY = ("anyOf", "oneOf", "enum", "type")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+# What says nothing of a value. `$defs` are looked at by themselves.
+ANNOTATIONS = frozenset(
+    {
+        "$schema", "$comment", "$defs", "definitions", "title", "description", "default",
+        "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
+    }
+)  # fmt: skip
 COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "enum", "const"})
 _OF_OBJECTS = frozenset(
     {
@@ -34,6 +41,7 @@ _OF_OBJECTS = frozenset(
         "maxProperties",
     }
 )  # fmt: skip
+_OPEN = ("patternProperties", "additionalProperties", "minProperties")
 _MAX_PLACE = 200
 _INDEX = re.compile(r"[0-9]{1,9}")
 _LOCAL = re.compile(r"#(/[^#]*)?")
@@ -154,3 +162,10 @@ def required_of(schema: JsonObject) -> list[str]:
     """The names in `required`."""
     found = schema.get("required")
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def is_closable(part: JsonObject) -> bool:
+    """Whether a part declares properties and speaks of no others. xgrammar takes it so too."""
+    if "properties" not in part or part.keys() & (COMBINING | set(_OPEN)):
+        return False
+    return set(required_of(part)) <= set(part["properties"])

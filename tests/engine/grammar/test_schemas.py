@@ -19,6 +19,10 @@ INT: dict[str, Any] = {"type": "integer"}
 TEXT: dict[str, Any] = {"type": "string"}
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 A, B = {"a": INT}, {"b": TEXT}
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@"
+    r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
 XGRAMMAR, LLGUIDANCE = b"x", b"l"
 
 
@@ -37,7 +41,7 @@ class Cat(BaseModel):
 
 
 class Dog(BaseModel):
-    kind: Literal["dog"]
+    kind: Literal["dog"] = "dog"
     name: str | None = None
     color: Color = Color.RED
 
@@ -71,7 +75,7 @@ class Open(BaseModel):
 SAMPLES: dict[type[BaseModel], Any] = {
     Owner: {
         "pets": [{"kind": "cat", "lives": 9}, {"kind": "dog", "name": None, "color": "blue"}],
-        "either": {"kind": "dog"},
+        "either": {"kind": "dog", "color": "red"},
         "counts": {"x": 1, "y": 2},
         "by_color": {"red": True},
         "pair": [7, "seven"],
@@ -160,6 +164,8 @@ LLGUIDANCES: list[tuple[Any, Any]] = [
             ("uuid", "123e4567-e89b-12d3-a456-426614174000"),
         )
     ),
+    ({"type": "string", "format": "email", "pattern": ZOD_EMAIL}, "a.b'c@d.ef"),
+    (an_object({"a": {"minLength": 1}, "n": {**INT, "maximum": 2**63 - 1}}, "n"), {"n": 2**53}),
     (an_object({"a": {"minLength": 1}}, "a", minProperties=2), {"a": "x", "b": 1}),
     ({"type": "array", "minItems": 2}, [1, "a"]),
     ({"oneOf": [an_object({"k": {"enum": [n]}}, "k", nullable=True) for n in (1, 2)]}, {"k": 2}),
