@@ -56,6 +56,13 @@ def whole_text(stack: Stack) -> str:
     return reading.text
 
 
+def check_back(stack: Stack, service: str, restarts: int, right: str) -> None:
+    """The killed process is there again, with what others hold of it, and answers are right."""
+    stack.wait_restarted(service, restarts)
+    wait_until(lambda: all(row["healthy"] for row in stack.report().values()), 20, "all healthy")
+    assert whole_text(stack) == right
+
+
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.usefixtures("idle")
 def test_a_killed_process_ends_or_completes_the_stream_and_comes_back(
@@ -79,12 +86,11 @@ def test_a_killed_process_ends_or_completes_the_stream_and_comes_back(
         assert isinstance(reading.error, openai.APIError)
         assert reading.ended_at - killed_at < 10
         assert right.startswith(reading.text)
-    stack.wait_restarted(service, restarts + 1)
-    wait_until(lambda: all(row["healthy"] for row in stack.report().values()), 20, "all healthy")
-    assert whole_text(stack) == right
+    check_back(stack, service, restarts + 1, right)
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "kvcache", "offload"])
+@pytest.mark.usefixtures("idle")
 def test_a_stream_survives_the_death_of_what_it_can_do_without(stack: Stack, service: str) -> None:
     right = whole_text(stack)
     restarts = stack.report()[service]["restarts"]
@@ -96,7 +102,7 @@ def test_a_stream_survives_the_death_of_what_it_can_do_without(stack: Stack, ser
     thread.join(30)
     assert reading.error is None
     assert reading.text == right
-    stack.wait_restarted(service, restarts + 1)
+    check_back(stack, service, restarts + 1, right)
 
 
 @pytest.mark.usefixtures("idle")

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from services.common.json_types import json_type
 from services.engine.grammar.schema import (
     JsonObject,
     Schema,
     is_closable,
+    is_closed,
     required_of,
     types_of,
 )
@@ -126,13 +128,12 @@ def _shapes(part: Any, schema: Schema, depth: int) -> list[_Shape] | None:
 def _of_type(name: Any, part: JsonObject, schema: Schema) -> _Shape:
     if name != "object":
         return _Shape(_KINDS.get(name, name))
-    is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
-    has_bounds = is_closed or (not schema.merges and is_closable(part))
+    has_bounds = is_closed(part) or (not schema.merges and is_closable(part))
     allowed = frozenset(part.get("properties", {})) if has_bounds else None
     tags = dict(_tags(part, schema))
     # A tag may be required by the grammar alone.
     required = frozenset(required_of(part)) - tags.keys()
-    return _Shape(name, None, tags, required, allowed, is_closed)
+    return _Shape(name, None, tags, required, allowed, is_closed(part))
 
 
 def _inner(part: JsonObject, schema: Schema) -> Iterator[list[Any]]:
@@ -164,12 +165,5 @@ def _values(part: Any, schema: Schema, depth: int) -> frozenset[tuple[str, Any]]
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case _:
-            return "string"
+    found = json_type(value)
+    return _KINDS.get(found, found)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from services.common.json_types import json_type
 from services.engine.grammar.forms import MAX_WHITESPACE
 from services.engine.grammar.reword import OTHER_FORMATS
 from services.engine.grammar.schema import (
@@ -24,6 +25,7 @@ from services.engine.grammar.schema import (
     Node,
     Schema,
     is_closable,
+    is_closed,
     required_of,
     types_of,
 )
@@ -93,19 +95,8 @@ def _fit_type(part: JsonObject) -> bool:
 
 
 def _is_of(value: Any, name: Any) -> bool:
-    match value:
-        case None:
-            return bool(name == "null")
-        case bool():
-            return bool(name == "boolean")
-        case int():
-            return name in ("integer", "number")
-        case float():
-            return bool(name == "number")
-        case str():
-            return bool(name == "string")
-        case _:
-            return bool(name == ("array" if isinstance(value, list) else "object"))
+    found = json_type(value)
+    return bool(name == found or (name == "number" and found == "integer"))
 
 
 def _is_kept_type(part: JsonObject, keys: set[str]) -> bool:
@@ -242,8 +233,7 @@ def _check_count(node: Node) -> None:
     """Names that are not declared may come twice: a number of them cannot be asked for."""
     part = node.schema
     least = part.get("minProperties", 0)
-    is_closed = part.get("additionalProperties") is False and "patternProperties" not in part
-    if not is_closed and isinstance(least, int) and least > len(set(required_of(part))) + 1:
+    if not is_closed(part) and isinstance(least, int) and least > len(set(required_of(part))) + 1:
         raise node.refused("`minProperties` is not supported")
 
 

@@ -164,6 +164,11 @@ def required_of(schema: JsonObject) -> list[str]:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
+def is_closed(part: JsonObject) -> bool:
+    """Whether a part allows the properties that it declares and no others."""
+    return part.get("additionalProperties") is False and "patternProperties" not in part
+
+
 def is_closable(part: JsonObject) -> bool:
     """Whether a part declares properties and speaks of no others. xgrammar takes it so too."""
     if "properties" not in part or part.keys() & (COMBINING | set(_OPEN)):

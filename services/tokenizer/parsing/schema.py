@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from services.common.json_types import json_type
+
 Types = frozenset[str]
 
 NO_TYPES: Types = frozenset()
@@ -35,23 +37,6 @@ def normal_type(name: str) -> str | None:
     if lowered in _EXACT:
         return _EXACT[lowered]
     return next((type_ for prefix, type_ in _PREFIXES if lowered.startswith(prefix)), None)
-
-
-def _value_type(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
 
 
 def _union(sets: Iterable[Types]) -> Types:
@@ -105,9 +90,9 @@ class SchemaTypes:
         types = [normal_type(name) for name in names if isinstance(name, str)]
         found = frozenset(type_ for type_ in types if type_)
         if not found and isinstance(schema.get("enum"), list):
-            found = frozenset(_value_type(value) for value in schema["enum"])
+            found = frozenset(json_type(value) for value in schema["enum"])
         if not found and "const" in schema:
-            found = frozenset({_value_type(schema["const"])})
+            found = frozenset({json_type(schema["const"])})
         return found | {"null"} if found and schema.get("nullable") is True else found
 
     def resolve(self, reference: object) -> object:
