@@ -32,7 +32,8 @@ def gated_delta_step(
     decay = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b), `kernels.gated_delta`, then
     `kernels.rms_norm.rms_norm_gated` with the gate z. States are read and written in `pools`.
     Returns [T, H, V] in the type of z, zeros in rows that are no tokens. A sequence's results do
-    not depend on the others. `counters`: see `new_counters`; without them a launch is added.
+    not depend on the others, nor on how many there are; those of a token with N = 1 and with more
+    rows may differ by rounding. `counters`: see `new_counters`; without them a launch is added.
     """
     assert a_TH.shape == b_TH.shape and weights.dt_bias.shape == weights.a_log_H.shape
     assert a_TH.shape[1] == pools.delta_SHKV.shape[1]
@@ -53,6 +54,7 @@ def kda_step(
     slots: Slots,
     *,
     lower_bound: float | None,
+    counters: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `gated_delta_step` for Kimi delta attention: each key channel has its decay.
 
@@ -67,4 +69,4 @@ def kda_step(
         return reference.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound)
     from kernels.delta_step import launch
 
-    return launch.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound)
+    return launch.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound, counters)

@@ -87,7 +87,7 @@ class Inputs:
     def call(self, counters: torch.Tensor) -> Callable[[], torch.Tensor]:
         rows = (self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots)
         if self.layer.channel_decay:
-            return partial(launch.kda_step, *rows, BOUND)
+            return partial(launch.kda_step, *rows, BOUND, counters)
         return partial(launch.gated_delta_step, *rows, counters)
 
 

@@ -1,10 +1,20 @@
-"""Launches of the Triton kernel: one for a step. None synchronises with the host."""
+"""Launches of the Triton kernels: one for a step. None synchronises with the host."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.delta_step.step import TAPS, Pools, Slots, Weights, counters_of, new_counters
+from kernels.delta_step.decode.triton import SPLIT, delta_decode
+from kernels.delta_step.step import (
+    TAPS,
+    Pools,
+    Slots,
+    Weights,
+    counters_of,
+    new_counters,
+    padded,
+    words_of,
+)
 from kernels.delta_step.triton import (
     BOUNDED_DECAY,
     CHANNEL_DECAY,
@@ -30,10 +40,6 @@ def gated_delta_step(
     counters: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See the package."""
-    sequences = len(slots.read_B)
-    if counters is None:
-        counters = new_counters(sequences, pools)
-    assert counters.dtype == torch.int32 and counters.numel() >= counters_of(sequences, pools)
     given = (qkv_TC, a_TH, b_TH, z_TX)
     return _launch(given, weights, pools, slots, counters, HEAD_DECAY.value, 0.0)
 
@@ -47,23 +53,22 @@ def kda_step(
     pools: Pools,
     slots: Slots,
     lower_bound: float | None,
+    counters: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See the package."""
     kind = CHANNEL_DECAY if lower_bound is None else BOUNDED_DECAY
     given = (qkv_TC, f_TX, b_TH, z_TX)
-    # A program owns its channels, and counts nothing.
-    return _launch(given, weights, pools, slots, slots.read_B, kind.value, lower_bound or 0.0)
+    return _launch(given, weights, pools, slots, counters, kind.value, lower_bound or 0.0)
 
 
 def constants(
     tokens: int, ratio: int, key_dim: int, value_dim: int, decay: int, gate: int
 ) -> dict[str, int | bool]:
-    """The kernel's constants for `tokens` rows of a sequence, `ratio` value heads a key head."""
-    width = max(key_dim, value_dim)
-    padded = 1 << (width - 1).bit_length()
-    return {
-        "N": tokens, "R": ratio, "K": key_dim, "V": value_dim, "W": padded, "DECAY": decay,
-        "GATE": gate,
+    """The constants of a kernel for `tokens` rows of a sequence, `ratio` value heads a key head."""
+    rows: dict[str, int | bool] = {} if tokens == 1 else {"N": tokens}
+    return rows | {
+        "R": ratio, "K": key_dim, "V": value_dim, "W": padded(max(key_dim, value_dim)),
+        "DECAY": decay, "GATE": gate,
     }  # fmt: skip
 
 
@@ -72,7 +77,7 @@ def _launch(
     weights: Weights,
     pools: Pools,
     slots: Slots,
-    counters: torch.Tensor,
+    counters: torch.Tensor | None,
     decay: int,
     bound: float,
 ) -> torch.Tensor:
@@ -83,16 +88,35 @@ def _launch(
     assert qkv.shape == (sequences * tokens, channels) and z.shape[1] == heads * value_dim
     assert weights.conv_CJ.shape == (channels, TAPS) and weights.norm_V.shape == (value_dim,)
     assert all(len(x) == len(qkv) and x.stride(1) == 1 for x in rows)
-    assert qkv.dtype == pools.window_SRC.dtype
+    assert qkv.dtype == pools.window_SRC.dtype == weights.conv_CJ.dtype and qkv.itemsize == 2
     out_THV = torch.empty(len(z), heads, value_dim, dtype=z.dtype, device=z.device)
     if sequences == 0:
         return out_THV
-    ratio, gate = heads // pools.key_heads, GATES[weights.gate_type]
-    delta_step[(heads, sequences)](
-        *rows, pools.window_SRC, pools.delta_SHKV, weights.conv_CJ, weights.a_log_H,
-        weights.dt_bias, weights.norm_V, out_THV, slots.read_B, slots.write_BN, slots.length_B,
-        counters, *(x.stride(0) for x in rows), count, weights.eps, bound,
-        **constants(tokens, ratio, key_dim, value_dim, decay, gate),
-        num_warps=WARPS, num_stages=STAGES,
+    words, counted = _meeting(counters, sequences, pools)
+    given = (
+        *rows, pools.window_SRC, pools.delta_SHKV, weights.conv_CJ.view(torch.int64),
+        weights.a_log_H, weights.dt_bias, weights.norm_V, out_THV, slots.read_B, slots.write_BN,
+        slots.length_B,
     )  # fmt: skip
+    numbers = (*(x.stride(0) for x in rows), count, weights.eps, bound)
+    ratio, gate = heads // pools.key_heads, GATES[weights.gate_type]
+    values = constants(tokens, ratio, key_dim, value_dim, decay, gate)
+    options = {"num_warps": WARPS, "num_stages": STAGES}
+    if tokens == 1:
+        delta_decode[(heads * SPLIT, sequences)](
+            *given, words, counted, *numbers, **values, **options
+        )
+    else:
+        delta_step[(heads, sequences)](*given, counted, *numbers, **values, **options)
     return out_THV
+
+
+def _meeting(
+    counters: torch.Tensor | None, sequences: int, pools: Pools
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words in which two programs exchange, and counters of readers."""
+    if counters is None:
+        counters = new_counters(sequences, pools)
+    assert counters.dtype == torch.int32 and counters.numel() >= counters_of(sequences, pools)
+    size = words_of(sequences, pools)
+    return counters[:size].view(torch.int64), counters[size:]

@@ -59,8 +59,9 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one layer, each of any float type: taps [C, 4], `a_log` [H], `dt_bias` [H] (gated delta
-    rule) or [H * K] (KDA), the norm's weight [V] and its epsilon; the gate is "silu" or "sigmoid".
+    """Of one layer: taps [C, 4] in the type of the projections, which on a GPU has 16 bits; of any
+    float type `a_log` [H], `dt_bias` [H] (gated delta rule) or [H * K] (KDA) and the norm's weight
+    [V]; its epsilon; the gate is "silu" or "sigmoid".
     """
 
     conv_CJ: torch.Tensor
@@ -77,12 +78,24 @@ class Weights:
 
 
 def counters_of(sequences: int, pools: Pools) -> int:
-    """Counters of so many sequences: one for each channel of their q and k."""
-    return sequences * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
+    """Of so many sequences, in 32 bits: a word of 64 for each value, padded as the kernels do, and
+    a counter for each channel of q and k."""
+    return words_of(sequences, pools) + sequences * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
+
+
+def words_of(sequences: int, pools: Pools) -> int:
+    """The part of `counters_of` that comes first and has words of 64 bits."""
+    heads, *widths = pools.delta_SHKV.shape[1:]
+    return 2 * sequences * heads * padded(max(widths))
+
+
+def padded(width: int) -> int:
+    """The next power of two."""
+    return 1 << (width - 1).bit_length()
 
 
 def new_counters(sequences: int, pools: Pools) -> torch.Tensor:
-    """What `gated_delta_step` needs for up to `sequences` sequences: zeros, and zeros again after
-    every launch, so that layers may share them. Their launches follow each other on one stream."""
+    """What a step needs for up to `sequences` sequences: zeros, and zeros again after every launch,
+    so that layers of one shape may share them. Their launches follow each other on one stream."""
     count = counters_of(sequences, pools)
     return torch.zeros(count, dtype=torch.int32, device=pools.delta_SHKV.device)

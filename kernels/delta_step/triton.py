@@ -2,8 +2,8 @@
 
 Legend: B sequences of N rows, H heads (values), G key heads, R = H / G, K key dim, V value dim
 (W: the next power of two of both), C = 2 G K + H V channels, S slots. Four taps: a window has
-three rows of C channels. P warps share V, Q lanes of a warp share K: a state is a tile
-[Q, P, W / Q, W / P] or [W / Q, P, Q, W / P].
+three rows of C channels. A program has X values: P warps share them, Q lanes of a warp share K: a
+state is a tile [Q, P, W / Q, X / P] or [W / Q, P, Q, X / P].
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ SIGMOID_GATE, SILU_GATE = (tl.constexpr(kind) for kind in range(2))
 L2_EPS: tl.constexpr = tl.constexpr(1e-6)
 ROWS: tl.constexpr = tl.constexpr(3)
 TAPS: tl.constexpr = tl.constexpr(4)
-# The same for every number of sequences and tokens: sums over K then have one order. With more
-# warps a multiprocessor has as many, but each exchange between them waits for more.
+# The same for every number of sequences: sums then have one order.
 WARPS = 4
 P: tl.constexpr = tl.constexpr(WARPS)
-Q: tl.constexpr = tl.constexpr(4)
 # Of axes along which nothing is contiguous, Triton deals lanes, then warps, to the first one first
 # (3.6) or to the last one (3.7).
 RELEASE = tuple(int(number) for number in triton.__version__.split(".")[:2])
@@ -32,29 +30,19 @@ NUMBERS = ("qkv_token", "a_token", "b_token", "z_token", "slots")
 
 
 @triton.jit
-def _row_weights(conv, channel, mask):
-    """The four taps of channels, oldest first."""
-    at = conv + channel * TAPS
-    w0 = tl.load(at, mask=mask, other=0.0)
-    w1 = tl.load(at + 1, mask=mask, other=0.0)
-    w2 = tl.load(at + 2, mask=mask, other=0.0)
-    w3 = tl.load(at + 3, mask=mask, other=0.0)
-    return w0, w1, w2, w3
+def _tap(word, J: tl.constexpr, like):
+    return (word >> (16 * J)).to(tl.int16).to(like.dtype, bitcast=True)
 
 
 @triton.jit
-def _value_weights(conv, first, V: tl.constexpr, W: tl.constexpr):
-    """The four taps of V channels [P, W / P] from `first`, oldest first, a channel at a time."""
-    at = tl.arange(0, TAPS * W)
-    taps = tl.load(conv + first * TAPS + at, mask=at < TAPS * V, other=0.0)
-    even, odd = tl.split(tl.reshape(taps, (P, W // P, 2, 2)))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
-    return w0, w1, w2, w3
+def taps_of(conv, channel, mask, like):
+    """The four taps of channels, oldest first, in the type of `like`: a channel's are one word."""
+    word = tl.load(conv + channel, mask=mask, other=0)
+    return _tap(word, 0, like), _tap(word, 1, like), _tap(word, 2, like), _tap(word, 3, like)
 
 
 @triton.jit
-def _window_rows(window, channels, mask):
+def window_rows(window, channels, mask):
     """The three rows of a window, oldest first."""
     x0 = tl.load(window, mask=mask, other=0.0)
     x1 = tl.load(window + channels, mask=mask, other=0.0)
@@ -63,14 +51,14 @@ def _window_rows(window, channels, mask):
 
 
 @triton.jit
-def _store_rows(window, channels, x0, x1, x2, mask):
+def store_rows(window, channels, x0, x1, x2, mask):
     tl.store(window, x0, mask=mask)
     tl.store(window + channels, x1, mask=mask)
     tl.store(window + 2 * channels, x2, mask=mask)
 
 
 @triton.jit
-def _convolved(x0, x1, x2, x3, w0, w1, w2, w3):
+def convolved(x0, x1, x2, x3, w0, w1, w2, w3):
     """silu of the weighted sum, rounded to the type of x as between two operations."""
     y = x0.to(tl.float32) * w0.to(tl.float32)
     y = y + x1.to(tl.float32) * w1.to(tl.float32)
@@ -80,15 +68,24 @@ def _convolved(x0, x1, x2, x3, w0, w1, w2, w3):
 
 
 @triton.jit
-def _known_slot(read_slot, sequence, slots):
+def known_slot(read, slots):
     """The slot that a sequence reads, 0 where it is none, and whether it is one."""
-    slot = tl.load(read_slot + sequence)
-    known = (slot >= 0) & (slot < slots)
-    return tl.where(known, slot, 0), known
+    known = (read >= 0) & (read < slots)
+    return tl.where(known, read, 0), known
 
 
 @triton.jit
-def _decay_place(head, K: tl.constexpr, W: tl.constexpr, DECAY: tl.constexpr):
+def channels_of(
+    head, keys, v_at, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr
+):
+    """The channels of q and k [W, 2] and of the values `v_at` of a head, and which there are."""
+    k_at, q_or_k = tl.arange(0, W)[:, None], tl.arange(0, 2)[None, :]
+    pair = (head // R) * K + k_at + q_or_k * keys
+    return pair, (k_at < K) & (q_or_k < 2), 2 * keys + head * V + v_at, v_at < V
+
+
+@triton.jit
+def decay_place(head, K: tl.constexpr, W: tl.constexpr, DECAY: tl.constexpr):
     """Where in a token the decays of a head are and whether they are: one, or one a key channel.
 
     Those of channels are [W, 2], each twice, as q and k are: an exchange then has wide words.
@@ -102,20 +99,7 @@ def _decay_place(head, K: tl.constexpr, W: tl.constexpr, DECAY: tl.constexpr):
 
 
 @triton.jit
-def _owned(
-    pair_in, write_slot, first, slot, known, head, N: tl.constexpr, R: tl.constexpr
-):  # fmt: skip
-    """Whose rows of q and k this program stores at once, and whether the read slot is stored."""
-    in_place = slot < 0
-    if R > 1:
-        for n in tl.static_range(N):
-            in_place = in_place | (known & (tl.load(write_slot + first + n) == slot))
-        pair_in = pair_in & ((head % R == 0) & (in_place == 0))
-    return pair_in, in_place
-
-
-@triton.jit
-def _unit_sizes(mixed):
+def unit_sizes(mixed):
     """1 / the lengths of q and k [W, 2]."""
     return tl.split(tl.rsqrt(tl.sum(mixed * mixed, 0) + L2_EPS))
 
@@ -131,46 +115,66 @@ def _decay_of(forget, bias, rate, bound, DECAY: tl.constexpr):
 
 
 @triton.jit
-def _along_keys(x, W: tl.constexpr):
+def along_keys(x, W: tl.constexpr, Q: tl.constexpr):
     """A value of each key, to go with a state."""
     x = tl.reshape(x, (Q, 1, W // Q, 1))
     return x if FIRST else tl.permute(x, (2, 1, 0, 3))
 
 
 @triton.jit
-def _faded(state, forget, bias, rate, bound, W: tl.constexpr, DECAY: tl.constexpr):
+def faded(
+    state, forget, bias, rate, bound, W: tl.constexpr, Q: tl.constexpr, DECAY: tl.constexpr
+):  # fmt: skip
     """The state times its decays."""
     decay = _decay_of(forget, bias, rate, bound, DECAY)
     if DECAY != HEAD_DECAY:
         decay, _ = tl.split(decay)
-        decay = _along_keys(decay, W)
+        decay = along_keys(decay, W, Q)
     return state * decay
 
 
 @triton.jit
-def _keys_sum(x):
-    """[P, W / P]: first what a thread has, then over Q lanes."""
+def keys_sum(x):
+    """[P, X / P]: first what a thread has, then over Q lanes."""
     return tl.sum(tl.sum(x, 2), 0) if FIRST else tl.sum(tl.sum(x, 0), 1)
 
 
 @triton.jit
-def _cells(K: tl.constexpr, V: tl.constexpr, W: tl.constexpr):
-    """Where the tile of a state is in it, and which of it there is. A lane has a run of keys."""
+def cells(v_at, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, Q: tl.constexpr):
+    """Where the tile of a state with values `v_at` [P, X / P] is in it, and which of it there is.
+    A lane has a run of keys."""
     lane, row = tl.arange(0, Q) * (W // Q), tl.arange(0, W // Q)
     if FIRST:
         k = lane[:, None, None, None] + row[None, None, :, None]
     else:
         k = row[:, None, None, None] + lane[None, None, :, None]
-    v = tl.arange(0, P)[:, None] * (W // P) + tl.arange(0, W // P)[None, :]
-    v = v[None, :, None, :]
+    v = v_at[None, :, None, :]
     return k * V + v, (k < K) & (v < V)
 
 
 @triton.jit
-def _gated_norm(o, gate, scale, eps, V: tl.constexpr, GATE: tl.constexpr):
-    y = o * tl.rsqrt(tl.sum(tl.sum(o * o, 0), 0) * (1.0 / V) + eps) * scale
+def values_of(part, X: tl.constexpr):
+    """The values [P, X / P] of a program."""
+    return part * X + tl.arange(0, P)[:, None] * (X // P) + tl.arange(0, X // P)[None, :]
+
+
+@triton.jit
+def gated(o, square, gate, scale, eps, V: tl.constexpr, GATE: tl.constexpr):
+    """The norm of outputs whose squares have the sum `square`, times their gates."""
+    y = o * tl.rsqrt(square * (1.0 / V) + eps) * scale
     opening = gate.to(tl.float32)
     return y * (silu_of(opening) if GATE == SILU_GATE else sigmoid_of(opening))
+
+
+@triton.jit
+def _owned(pair_in, write_slot, first, slot, known, head, N: tl.constexpr, R: tl.constexpr):
+    """Whose rows of q and k this program stores at once, and whether the read slot is stored."""
+    in_place = slot < 0
+    if R > 1:
+        for n in tl.static_range(N):
+            in_place = in_place | (known & (tl.load(write_slot + first + n) == slot))
+        pair_in = pair_in & ((head % R == 0) & (in_place == 0))
+    return pair_in, in_place
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -189,28 +193,25 @@ def delta_step(
     the readers of its channels in `arrived` [B, 2 G K], which is zero before and after. A thread
     has the values when it counts, so no order of memory is needed beyond that.
     """
+    Q: tl.constexpr = 4
     head, sequence = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(0)
     keys = (heads // R) * K
     channels = 2 * keys + heads * V
     first = (sequence * N).to(tl.int64)
-    slot, known = _known_slot(read_slot, sequence, slots)
+    read = tl.load(read_slot + sequence)
     length = tl.minimum(tl.load(lengths + sequence), N).to(tl.int32)
 
     # Everything that the first token needs is asked for before any of it is used: what does not
     # wait for the slot number first, and the state last, of which the convolution needs nothing.
-    k_at = tl.arange(0, W)[:, None]
-    q_or_k = tl.arange(0, 2)[None, :]
-    v_at = tl.arange(0, P)[:, None] * (W // P) + tl.arange(0, W // P)[None, :]
-    pair_in, v_in = (k_at < K) & (q_or_k < 2), v_at < V
-    pair = (head // R) * K + k_at + q_or_k * keys
-    value = 2 * keys + head * V + v_at
+    v_at = values_of(0, W)
+    pair, pair_in, value, v_in = channels_of(head, keys, v_at, R, K, V, W)
     qkv += first * qkv_token
     x3 = tl.load(qkv + pair, mask=pair_in, other=0.0)
     v3 = tl.load(qkv + value, mask=v_in, other=0.0)
-    w0, w1, w2, w3 = _row_weights(conv, pair, pair_in)
-    vw0, vw1, vw2, vw3 = _value_weights(conv, 2 * keys + head * V, V, W)
-    place, decay_in = _decay_place(head, K, W, DECAY)
+    w0, w1, w2, w3 = taps_of(conv, pair, pair_in, x3)
+    vw0, vw1, vw2, vw3 = taps_of(conv, value, v_in, v3)
+    place, decay_in = decay_place(head, K, W, DECAY)
     a += first * a_token + place
     forget = tl.load(a, mask=decay_in, other=0.0)
     bias = tl.load(dt_bias + place, mask=decay_in, other=0.0)
@@ -219,10 +220,12 @@ def delta_step(
     raw_beta = tl.load(b)
     z += first * z_token + head * V + v_at
     scale = tl.load(norm + v_at, mask=v_in, other=0.0)
+    tl.debug_barrier()  # keeps what follows behind these loads
+    slot, known = known_slot(read, slots)
     window = windows + slot * (ROWS * channels)
-    x0, x1, x2 = _window_rows(window + pair, channels, pair_in & known)
-    v0, v1, v2 = _window_rows(window + value, channels, v_in & known)
-    cell, cell_in = _cells(K, V, W)
+    x0, x1, x2 = window_rows(window + pair, channels, pair_in & known)
+    v0, v1, v2 = window_rows(window + value, channels, v_in & known)
+    cell, cell_in = cells(v_at, K, V, W, Q)
     state = states + (slot * heads + head) * (K * V) + cell
     state = tl.load(state, mask=cell_in & known, other=0.0)
     bias, scale, rate = bias.to(tl.float32), scale.to(tl.float32), tl.exp(rate.to(tl.float32))
@@ -232,7 +235,7 @@ def delta_step(
         tl.store(out + n * heads * V, tl.zeros((P, W // P), out.dtype.element_ty), mask=v_in)
     if length <= 0:
         return
-    for n in range(1 if N == 1 else length):
+    for n in range(length):
         # The next token's rows, so that they arrive while this one is computed.
         qkv, a, b = qkv + qkv_token, a + a_token, b + b_token
         more = n + 1 < length
@@ -243,29 +246,26 @@ def delta_step(
         gate = tl.load(z + n * z_token, mask=v_in, other=0.0)
         target = tl.load(write_slot + first + n)
 
-        if N > 1:  # here, before q and k take registers; in decode later, when the state is there
-            state = _faded(state, forget, bias, rate, bound, W, DECAY)
-        mixed = _convolved(x0, x1, x2, x3, w0, w1, w2, w3)
-        v = _convolved(v0, v1, v2, v3, vw0, vw1, vw2, vw3).to(tl.float32)
-        q_size, k_size = _unit_sizes(mixed.to(tl.float32))
-        if N == 1:
-            state = _faded(state, forget, bias, rate, bound, W, DECAY)
+        state = faded(state, forget, bias, rate, bound, W, Q, DECAY)
+        mixed = convolved(x0, x1, x2, x3, w0, w1, w2, w3)
+        v = convolved(v0, v1, v2, v3, vw0, vw1, vw2, vw3).to(tl.float32)
+        q_size, k_size = unit_sizes(mixed.to(tl.float32))
         q, k = tl.split(mixed)
-        q, k = _along_keys(q, W).to(tl.float32), _along_keys(k, W).to(tl.float32)
+        q, k = along_keys(q, W, Q).to(tl.float32), along_keys(k, W, Q).to(tl.float32)
         beta = sigmoid_of(raw_beta.to(tl.float32))
-        u = beta * (v - _keys_sum(state * k) * k_size)
+        u = beta * (v - keys_sum(state * k) * k_size)
         state = state + k * (k_size * u)[None, :, None, :]
         kept = (target >= 0) & (target < slots)
         if kept:  # before the output, so that it is on its way meanwhile
             tl.store(states + (target * heads + head) * (K * V) + cell, state, mask=cell_in)
-        o = _keys_sum(state * q) * (q_size * K**-0.5)
+        o = keys_sum(state * q) * (q_size * K**-0.5)
 
         tl.debug_barrier()  # all threads have read the window, which may be stored over
         if R > 1:
             counted = pair_in & (in_place & (n == 0))
             count = arrived + sequence * (2 * keys) + pair
             seen = tl.atomic_add(count, 1, mask=counted, sem="relaxed")
-        y = _gated_norm(o, gate, scale, eps, V, GATE)
+        y = gated(o, tl.sum(tl.sum(o * o, 0), 0), gate, scale, eps, V, GATE)
         tl.store(out + n * heads * V, y.to(out.dtype.element_ty), mask=v_in)
         if R > 1:
             last = counted & (seen == R - 1)
@@ -273,8 +273,8 @@ def delta_step(
             tl.store(count, 0, mask=last)
         if kept:
             past = windows + target * (ROWS * channels)
-            _store_rows(past + pair, channels, x1, x2, x3, stored)
-            _store_rows(past + value, channels, v1, v2, v3, v_in)
+            store_rows(past + pair, channels, x1, x2, x3, stored)
+            store_rows(past + value, channels, v1, v2, v3, v_in)
         x0, x1, x2, x3 = x1, x2, x3, next_x
         v0, v1, v2, v3 = v1, v2, v3, next_v
         forget, raw_beta = next_forget, next_beta

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
 from kernels.delta_step import launch
+from kernels.delta_step.decode.triton import delta_decode
 from kernels.delta_step.triton import (
     BOUNDED_DECAY,
     HEAD_DECAY,
@@ -26,20 +27,20 @@ LAYERS = (
 TOKENS = (1, 4)
 ROWS = {"qkv": "*bf16", "a": "*fp32", "b": "*fp32", "z": "*bf16"}
 STATES = {"windows": "*bf16", "states": "*fp32"}
-WEIGHTS = {"conv": "*bf16", "norm": "*bf16", "out": "*bf16"}
+WEIGHTS = {"conv": "*i64", "norm": "*bf16", "out": "*bf16"}
 SLOTS = dict.fromkeys(("read_slot", "write_slot", "lengths"), "*i64")
 
 
 def variants(target: int) -> Iterator[Variant]:
     """Decode and the verification of three drafts, the same for every target."""
     for name, ratio, decay, gate, rate in LAYERS:
-        arguments = ROWS | STATES | WEIGHTS | SLOTS | {"a_log": f"*{rate}", "dt_bias": f"*{rate}"}
-        arguments["arrived"] = "*i32" if ratio > 1 else "*i64"
-        aligned = frozenset(arguments)
-        arguments |= dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32", "bound": "fp32"}
         for tokens in TOKENS:
+            kernel, words = (delta_decode, {"words": "*i64"}) if tokens == 1 else (delta_step, {})
+            tensors = ROWS | STATES | WEIGHTS | SLOTS | words | {"arrived": "*i32"}
+            tensors |= {"a_log": f"*{rate}", "dt_bias": f"*{rate}"}
+            numbers = dict.fromkeys(NUMBERS, "i32") | {"eps": "fp32", "bound": "fp32"}
             values = launch.constants(tokens, ratio, KEY_DIM, VALUE_DIM, decay, gate)
             yield Variant(
-                f"{name} {tokens} tokens", delta_step, arguments, values, aligned, WARPS,
-                launch.STAGES,
+                f"{name} {tokens} tokens", kernel, tensors | numbers, values, frozenset(tensors),
+                WARPS, launch.STAGES,
             )  # fmt: skip

@@ -57,12 +57,12 @@ class Inputs:
     pools: Pools
     slots: Slots
 
-    def run(self, module: ModuleType) -> torch.Tensor:
+    def run(self, module: ModuleType, counters: torch.Tensor | None = None) -> torch.Tensor:
         """Through the kernel or the reference; changes the pools."""
-        rows = (self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots)
-        kda = self.layer.kda
-        out: torch.Tensor
-        out = module.kda_step(*rows, self.layer.bound) if kda else module.gated_delta_step(*rows)
+        rows = [self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots]
+        step = module.kda_step if self.layer.kda else module.gated_delta_step
+        bound = [self.layer.bound] if self.layer.kda else []
+        out: torch.Tensor = step(*rows, *bound, *([] if counters is None else [counters]))
         return out
 
 
@@ -197,13 +197,13 @@ def test_no_sequences() -> None:
     assert drawn(GDN, slots, 2).run(launch).shape == (0, 6, 16)
 
 
-def test_counters_are_zero_again_and_can_be_shared() -> None:
-    inputs = drawn(GDN, slots_of([0, 1], [[0], [2]], [1, 1]), 3)
+@pytest.mark.parametrize("name", ["gdn", "kda"])
+def test_counters_are_zero_again_and_can_be_shared(name: str) -> None:
+    inputs = drawn(LAYERS[name], slots_of([0, 1], [[0], [2]], [1, 1]), 3)
     counters = new_counters(5, inputs.pools)
-    given = (inputs.qkv, inputs.a, inputs.b, inputs.z, inputs.weights, inputs.pools, inputs.slots)
     for _ in range(2):
         wanted = exact(inputs)
-        check(inputs, launch.gated_delta_step(*given, counters), wanted)
+        check(inputs, inputs.run(launch, counters), wanted)
         assert not counters.any()
 
 
@@ -250,18 +250,20 @@ def test_replayed_graph_follows_slots_and_lengths(layer: Layer, tokens: int) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gdn", "kda"])
-def test_a_sequence_does_not_depend_on_the_others(name: str) -> None:
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_sequence_does_not_depend_on_the_others(name: str, most: int) -> None:
     """All in place, with many sequences at once: as each alone, to the bit."""
     layer, count = replace(LAYERS[name], key_dim=128, value_dim=128), 40
-    lengths = [1 + s % 4 for s in range(count)]
+    lengths = [1 + s % most for s in range(count)]
     write = [
-        [s if n + 1 == lengths[s] else count * (n + 1) + s for n in range(4)] for s in range(count)
+        [s if n + 1 == lengths[s] else count * (n + 1) + s for n in range(most)]
+        for s in range(count)
     ]
     inputs = drawn(layer, slots_of(list(range(count)), write, lengths), 5 * count)
     pools = Pools(inputs.pools.window_SRC.clone(), inputs.pools.delta_SHKV.clone())
     together = inputs.run(launch)
     for s in (0, 3, 38):
-        rows = slice(4 * s, 4 * s + 4)
+        rows = slice(most * s, most * s + most)
         alone = replace(
             inputs,
             qkv=inputs.qkv[rows],

@@ -1,0 +1,1 @@
+"""The kernel of one token of each sequence."""
