@@ -15,7 +15,7 @@ from kernels.mhc.triton import finish, finish_few, halve, project, project_few, 
 COLUMNS, POINTWISE_WARPS = 1024, 4
 FEW_TOKENS, FEW_BLOCK = 64, 16
 SPLIT_COLUMNS, MANY_STEPS = 32, 16  # of a step of `project`, and its steps with many tokens
-FINISH_WARPS = 8  # of `finish_few`, each of which does all of Sinkhorn
+FINISH_WARPS = 4  # of `finish_few`, each of which does all of Sinkhorn
 # Tokens of a program of `weigh`: eight of a warp.
 WEIGHED, WEIGH_WARPS = 32, 4
 
@@ -98,7 +98,7 @@ def expand(
 
 
 def project_constants(
-    tokens: int, count: int, width: int, values: int, *, exact: bool, expands: bool
+    tokens: int, count: int, width: int, values: int, *, expands: bool
 ) -> dict[str, int | bool]:
     """Few tokens: as many splits as the card has multiprocessors, and new streams are made beside
     their product; many: less partial sums, of streams that are there.
@@ -113,22 +113,21 @@ def project_constants(
         "BM": max(16, _power_of_two(values + 1)),
         "BT": FEW_BLOCK if few else 64,
         "BD": SPLIT_COLUMNS,
-        "EXACT": exact,
     }
 
 
-def project_stages(constants: dict[str, int | bool]) -> int:
-    """Loads of two steps ahead, of one where values are fp32; none where there is one step."""
+def project_stages(constants: dict[str, int | bool], *, bf16: bool) -> int:
+    """Loads of two steps ahead, of one where values are not bf16; none where there is one step."""
     if constants.get("STEPS", 1) == 1:
         return 1
-    return 3 if constants["EXACT"] else 2
+    return 3 if bf16 else 2
 
 
-def project_warps(constants: dict[str, int | bool]) -> int:
+def project_warps(constants: dict[str, int | bool], *, bf16: bool) -> int:
     """Many tokens in bf16: 32 rows of a product a warp, each of which reads all of fn."""
     if constants["BT"] == FEW_BLOCK:
         return 4
-    return 2 if constants["EXACT"] else 8
+    return 2 if bf16 else 8
 
 
 def splits(constants: dict[str, int | bool]) -> int:
@@ -198,9 +197,9 @@ def _project(
         y, (_, post, comb) = expanded
         x_TnD, expanded = expand(x_TnD, y, post, comb, x_TnD.dtype), None
     constants = project_constants(
-        tokens, count, width, mixer.fn_MX.shape[0], exact=x_TnD.dtype == torch.bfloat16,
-        expands=expanded is not None,
-    )  # fmt: skip
+        tokens, count, width, mixer.fn_MX.shape[0], expands=expanded is not None
+    )
+    bf16 = x_TnD.dtype == torch.bfloat16
     shape = (splits(constants), tokens, int(constants["BM"]))
     sums = torch.empty(shape, dtype=torch.float32, device=x_TnD.device)
     y = post = comb = out = x_TnD
@@ -209,11 +208,12 @@ def _project(
         y, post, comb, out = y.contiguous(), post.contiguous(), comb.contiguous(), _like(x_TnD)
     grid = (-(-tokens // constants["BT"]), splits(constants))
     options = {
-        "num_warps": project_warps(constants), "num_stages": project_stages(constants)
-    }  # fmt: skip
+        "num_warps": project_warps(constants, bf16=bf16),
+        "num_stages": project_stages(constants, bf16=bf16),
+    }
     if tokens > FEW_TOKENS:
-        parts = _parts(mixer.fn_MX, constants)
-        project[grid](x_TnD, parts, sums, tokens, **constants, **options)
+        fn = _parts(mixer.fn_MX) if bf16 else mixer.fn_MX
+        project[grid](x_TnD, fn, sums, tokens, **constants, **options)
     elif tokens:
         project_few[grid](
             x_TnD, y, post, comb, out, mixer.fn_MX, sums, tokens, **constants, **options
@@ -221,10 +221,8 @@ def _project(
     return out, _Partial(sums, constants)
 
 
-def _parts(fn_MX: torch.Tensor, constants: dict[str, int | bool]) -> torch.Tensor:
+def _parts(fn_MX: torch.Tensor) -> torch.Tensor:
     """bf16 [2, M, n D] for many tokens, each of whose programs would split fn again: one launch."""
-    if not constants["EXACT"]:
-        return fn_MX
     parts = torch.empty((2, *fn_MX.shape), dtype=torch.bfloat16, device=fn_MX.device)
     size = fn_MX.numel()
     halve[(-(-size // COLUMNS),)](fn_MX, parts, size, BLOCK=COLUMNS, num_warps=POINTWISE_WARPS)

@@ -24,9 +24,9 @@ def halve(fn, parts, X, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _times_tile(x, w, acc, EXACT: tl.constexpr):
-    """acc + x [BT, BD] w [BM, BD]^T of fp32 w: where x is EXACT in bf16, w in two parts."""
-    if EXACT:
+def _times_tile(x, w, acc):
+    """acc + x [BT, BD] w [BM, BD]^T of fp32 w: where x is bf16, w in two parts."""
+    if x.dtype == tl.bfloat16:
         high, low = two_parts(w)
         acc = tl.dot(x, tl.trans(low), acc)
         return tl.dot(x, tl.trans(high), acc)
@@ -35,7 +35,7 @@ def _times_tile(x, w, acc, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _times_fn(x, fn, at, mask, acc, X: tl.constexpr, EXACT: tl.constexpr):
+def _times_fn(x, fn, at, mask, acc, X: tl.constexpr):
     """acc + x [BT, BD] fn [BM, BD]^T, fn fp32 [X] or its two parts bf16 [2, X]."""
     high = tl.load(fn + at, mask=mask, other=0.0)
     if fn.dtype.element_ty == tl.bfloat16:
@@ -43,7 +43,7 @@ def _times_fn(x, fn, at, mask, acc, X: tl.constexpr, EXACT: tl.constexpr):
         acc = tl.dot(x, tl.trans(low), acc)
         return tl.dot(x, tl.trans(high), acc)
     else:
-        return _times_tile(x, high, acc, EXACT)
+        return _times_tile(x, high, acc)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _expanded(streams, added, post, comb, token, j, inside, NS: tl.constexpr):
 @triton.jit(do_not_specialize=["T"])
 def project(
     x, fn, partial, T, D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr, BM: tl.constexpr,
-    BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
+    BT: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of one split of many tokens."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
@@ -87,7 +87,7 @@ def project(
             value = tl.load(x + place + j * D, mask=mask, other=0.0)
             squares += value.to(tl.float32) * value.to(tl.float32)
             at = m[:, None] * (NS * D) + j * D + d[None, :]
-            acc = _times_fn(value, fn, at, fn_mask, acc, M * NS * D, EXACT)
+            acc = _times_fn(value, fn, at, fn_mask, acc, M * NS * D)
     acc = tl.where(m[None, :] == M, tl.sum(squares, axis=1)[:, None], acc)
     at = (split.to(tl.int64) * T + token)[:, None] * BM + m[None, :]
     tl.store(partial + at, acc, mask=inside[:, None])
@@ -97,7 +97,6 @@ def project(
 def project_few(
     x, y, post, comb, out, fn, partial, T, D: tl.constexpr, NS: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, EXPAND: tl.constexpr,
-    EXACT: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of one split of BD columns; all loads first, none waits for another's use.
 
@@ -128,7 +127,7 @@ def project_few(
     for j in tl.static_range(NS):
         value = values[j]
         squares += value.to(tl.float32) * value.to(tl.float32)
-        acc = _times_tile(value, rows[j], acc, EXACT)
+        acc = _times_tile(value, rows[j], acc)
     acc = tl.where(m[None, :] == M, tl.sum(squares, axis=1)[:, None], acc)
     at = (split.to(tl.int64) * T + token)[:, None] * BM + m[None, :]
     tl.store(partial + at, acc, mask=inside[:, None])

@@ -71,7 +71,7 @@ def _project(tokens: int, values: int, expands: bool) -> Variant:
     types = PROJECT | unread | ({} if few else {"fn": "*bf16"})
     return Variant(
         label, kernel, _of(kernel, types), constants, frozenset(PROJECT) - NUMBERS,
-        launch.project_warps(constants), launch.project_stages(constants),
+        launch.project_warps(constants, bf16=True), launch.project_stages(constants, bf16=True),
     )  # fmt: skip
 
 
@@ -109,4 +109,4 @@ def _of(kernel: Any, types: dict[str, str]) -> dict[str, str]:
 
 
 def _sums(tokens: int, values: int, *, expands: bool = False) -> dict[str, int | bool]:
-    return launch.project_constants(tokens, STREAMS, WIDTH, values, exact=True, expands=expands)
+    return launch.project_constants(tokens, STREAMS, WIDTH, values, expands=expands)
