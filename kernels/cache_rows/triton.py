@@ -16,9 +16,6 @@ E2M1_MAX: tl.constexpr = tl.constexpr(6.0)
 LEAST_E4M3: tl.constexpr = tl.constexpr(1e-4)  # smallest group maximum that counts
 LEAST_E2M1: tl.constexpr = tl.constexpr(6 * 2.0**-126)
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-9)
-# Adding 2^23 units rounds fp32 to whole units, ties to even; a unit is the subnormals' step.
-E4M3_WHOLE: tl.constexpr = tl.constexpr(2.0**14)
-E2M1_WHOLE: tl.constexpr = tl.constexpr(2.0**22)
 
 
 @triton.jit
@@ -36,25 +33,37 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def e4m3_code(x):
-    """int32 code of the e4m3 number nearest to fp32 x, ties to even; beyond 448 the largest."""
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = tl.minimum((bits & 0x7FFFFFFF).to(tl.float32, bitcast=True), E4M3_MAX)
-    size = magnitude.to(tl.int32, bitcast=True)
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    small = (magnitude + E4M3_WHOLE).to(tl.int32, bitcast=True) & 0x7FFFFF
-    return tl.where(magnitude < 0.015625, small, normal) | ((bits >> 24) & 0x80)
+def _rounded(magnitude, LEAST: tl.constexpr, BITS: tl.constexpr):
+    """int32 whose low byte is the code of the number nearest to fp32 `magnitude`, ties to even.
+
+    The format has BITS bits of mantissa and the smallest normal number 2^(LEAST - 127). A sum with
+    2^(23 - BITS) times the power of two of `magnitude` keeps these bits; the exponent is added to
+    them. UNITS of the last bit, added too, take the bias of fp32 out of the low byte.
+    """
+    UNITS: tl.constexpr = -(LEAST << BITS) % 256
+    power = (magnitude.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    power = tl.maximum(power, 2.0 ** (LEAST - 127))
+    whole = power * (2.0 ** (23 - BITS) + UNITS * 2.0**-BITS) + magnitude
+    return whole.to(tl.int32, bitcast=True) + (power.to(tl.int32, bitcast=True) >> (23 - BITS))
 
 
 @triton.jit
-def e2m1_code(x):
-    """int32 code of the e2m1 number nearest to fp32 x, ties to the even code; at most 6."""
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = tl.minimum((bits & 0x7FFFFFFF).to(tl.float32, bitcast=True), E2M1_MAX)
-    size = magnitude.to(tl.int32, bitcast=True)
-    normal = ((size + 0x1FFFFF + ((size >> 22) & 1)) >> 22) - (126 << 1)
-    small = (magnitude + E2M1_WHOLE).to(tl.int32, bitcast=True) & 0x7FFFFF
-    return tl.where(magnitude < 1.0, small, normal) | ((bits >> 28) & 0x8)
+def e4m3_code(x):
+    """int32 whose low byte is the code of the e4m3 number nearest to fp32 x, ties to even.
+
+    Beyond 448 it is the code of 448.
+    """
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return _rounded(tl.minimum(tl.abs(x), E4M3_MAX), 121, 3) | sign
+
+
+@triton.jit
+def _e2m1_code(magnitude, x):
+    """int32 whose low byte is the code of the e2m1 number nearest to fp32 `magnitude`, at most 6.
+
+    Ties go to the even code; the sign is that of x.
+    """
+    return _rounded(magnitude, 127, 1) | ((x.to(tl.int32, bitcast=True) >> 28) & 0x8)
 
 
 @triton.jit
@@ -71,26 +80,54 @@ def e2m1_value(code):
 
 
 @triton.jit
-def _scales(values, FORM: tl.constexpr, E8M0: tl.constexpr):
-    """Scale bytes (int32) of groups fp32 [R, groups, GROUP], and the scaled values."""
+def _quotient(x, y, inverse):
+    """x / y rounded to nearest, of fp32 x >= 0 and y of four bits, its inverse within two ulp.
+
+    The remainder of the first quotient is exact; all mantissas of x and y were tried.
+    """
+    first = x * inverse
+    return tl.fma(tl.fma(first, -y, x), inverse, first)
+
+
+@triton.jit
+def _e4m3_scale(peak):
+    """int32 whose low byte is the scale of groups in e2m1 with the largest magnitudes `peak`."""
+    size = _quotient(tl.minimum(peak, E4M3_MAX * 8), E2M1_MAX, 1.0 / E2M1_MAX)
+    return e4m3_code(tl.maximum(size, LEAST_SCALE))
+
+
+@triton.jit
+def _e2m1_codes(values, scale, inverse):
+    """Codes, low bytes of int32, of fp32 values over an e4m3 scale, its inverse within two ulp."""
+    magnitude = tl.minimum(tl.abs(values), scale * E2M1_MAX)
+    return _e2m1_code(_quotient(magnitude, scale, inverse), values)
+
+
+@triton.jit
+def _encoded(values, FORM: tl.constexpr, E8M0: tl.constexpr):
+    """Scales of groups fp32 [R, groups, GROUP] and codes of the values: low bytes of int32."""
     peak = tl.max(tl.abs(values), 2)
     if E8M0:
         least = LEAST_E4M3 if FORM == E4M3_ else LEAST_E2M1
         most = E4M3_MAX if FORM == E4M3_ else E2M1_MAX
         byte = ceil_exponent(tl.maximum(peak, least) * (1.0 / most))
         scaled = values * power_of_two(254 - byte)[:, :, None]
+        if FORM == E4M3_:
+            codes = e4m3_code(scaled)
+        else:
+            codes = _e2m1_code(tl.minimum(tl.abs(scaled), E2M1_MAX), scaled)
     else:
-        byte = e4m3_code(tl.maximum(tl.div_rn(peak, tl.full(peak.shape, 6.0, tl.float32)), 2.0**-9))
-        scale = tl.broadcast_to(e4m3_value(byte)[:, :, None], values.shape)
-        scaled = tl.div_rn(values, scale)
-    return byte, scaled
+        byte = _e4m3_scale(peak)
+        scale = e4m3_value(byte)[:, :, None]
+        codes = _e2m1_codes(values, scale, 1.0 / scale)
+    return byte, codes
 
 
 @triton.jit
 def store_rows(
     out, out_tail, number, mask, x, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     TAIL: tl.constexpr, FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr,
-    E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr,
+    E8M0: tl.constexpr, ITEM: tl.constexpr, PAD: tl.constexpr, WITH_TAIL: tl.constexpr = True,
 ):  # fmt: skip
     """Encode fp32 x [R, DP] and store it as the rows `number` (int64 [R]) of `out`, bytes.
 
@@ -100,20 +137,18 @@ def store_rows(
     CODES: tl.constexpr = CODED if FORM == E4M3_ else CODED // 2
     row = number * ROW
     d = tl.arange(0, DP)
-    byte, scaled = _scales(tl.reshape(x, (R, DP // GROUP, GROUP)), FORM, E8M0)
-    scaled = tl.reshape(scaled, (R, DP))
+    byte, codes = _encoded(tl.reshape(x, (R, DP // GROUP, GROUP)), FORM, E8M0)
+    codes = tl.reshape(codes, (R, DP))
     if FORM == E4M3_:
         at = row[:, None] + d[None, :]
-        tl.store(
-            out + at, e4m3_code(scaled).to(tl.uint8), mask=mask[:, None] & (d < CODED)[None, :]
-        )
+        tl.store(out + at, codes.to(tl.uint8), mask=mask[:, None] & (d < CODED)[None, :])
     else:
-        low, high = tl.split(tl.reshape(e2m1_code(scaled), (R, DP // 2, 2)))
+        low, high = tl.split(tl.reshape(codes, (R, DP // 2, 2)))
         pair = tl.arange(0, DP // 2)
         at = row[:, None] + pair[None, :]
         codes = (low | (high << 4)).to(tl.uint8)
         tl.store(out + at, codes, mask=mask[:, None] & (pair < CODES)[None, :])
-    if TAIL > 0:
+    if TAIL > 0 and WITH_TAIL:
         at = (number * (ROW // ITEM))[:, None] + (CODES // ITEM + d - CODED)[None, :]
         plain = mask[:, None] & ((d >= CODED) & (d < D))[None, :]
         tl.store(out_tail + at, x.to(out_tail.dtype.element_ty), mask=plain)
@@ -146,19 +181,70 @@ def place_of(
     return (page.to(tl.int64) << shift) + (entry & ((1 << shift) - 1)), mask
 
 
+@triton.jit
+def _pairs(codes, G: tl.constexpr):
+    """Bytes [G, 4] of e2m1 codes [G, 8]."""
+    low, high = tl.split(tl.reshape(codes, (G, 4, 2)))
+    return (low | (high << 4)).to(tl.uint8)
+
+
+@triton.jit
+def _encode_groups(x, out, N, R: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr):
+    """Rows of groups of 16 e2m1 codes with an e4m3 scale.
+
+    A thread takes both halves of a group: nothing passes between threads.
+    """
+    GROUPS: tl.constexpr = D // 16
+    G: tl.constexpr = R * GROUPS
+    first = tl.program_id(0).to(tl.int64) * R
+    g = tl.arange(0, G)
+    h = tl.arange(0, 8)
+    mask = g // GROUPS < N - first
+    at = x + first * D + g[:, None] * 16 + h[None, :]
+    a = tl.load(at, mask=mask[:, None], other=0.0)
+    b = tl.load(at + 8, mask=mask[:, None], other=0.0)
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    byte = _e4m3_scale(tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1)))
+    scale = e4m3_value(byte)[:, None]
+    inverse = 1.0 / scale
+    a, b = _pairs(_e2m1_codes(a, scale, inverse), G), _pairs(_e2m1_codes(b, scale, inverse), G)
+    codes = tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (G, 8))
+    row = out + first * ROW + g // GROUPS * ROW
+    tl.store(row[:, None] + (g % GROUPS)[:, None] * 8 + h[None, :], codes, mask=mask[:, None])
+    tl.store(row + D // 2 + g % GROUPS, byte.to(tl.uint8), mask=mask)
+
+
 @triton.jit(do_not_specialize=["N"])
 def encode(
     x, out, out_tail, N, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TAIL: tl.constexpr,
     FORM: tl.constexpr, ROW: tl.constexpr, GROUP: tl.constexpr, E8M0: tl.constexpr,
     ITEM: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of bytes from rows of values."""
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    d = tl.arange(0, DP)
-    mask = row < N
-    at = row[:, None] * D + d[None, :]
-    values = tl.load(x + at, mask=mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-    store_rows(out, out_tail, row, mask, values, R, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD)
+    """Rows of bytes from rows of values.
+
+    Plain values are read apart: in the tile they are where codes need them, not a plain store.
+    """
+    if GROUP == 16 and not E8M0 and D == DP and TAIL + PAD == 0:
+        _encode_groups(x, out, N, R, D, ROW)
+    else:
+        CODED: tl.constexpr = D - TAIL
+        CODES: tl.constexpr = CODED if FORM == E4M3_ else CODED // 2
+        row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+        d = tl.arange(0, DP)
+        mask = row < N
+        at = row[:, None] * D + d[None, :]
+        coded = mask[:, None] & (d < CODED)[None, :]
+        values = tl.load(x + at, mask=coded, other=0.0).to(tl.float32)
+        if TAIL > 0:
+            t = tl.arange(0, triton.next_power_of_2(TAIL))
+            plain = mask[:, None] & (t < TAIL)[None, :]
+            tail = tl.load(x + row[:, None] * D + (CODED + t)[None, :], mask=plain, other=0.0)
+            at = (row * (ROW // ITEM))[:, None] + (CODES // ITEM + t)[None, :]
+            tl.store(out_tail + at, tail.to(out_tail.dtype.element_ty), mask=plain)
+        store_rows(
+            out, out_tail, row, mask, values, R, D, DP, TAIL, FORM, ROW, GROUP, E8M0, ITEM, PAD,
+            False,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["N"])

@@ -1,7 +1,8 @@
 """Repairs of Triton's interpreter, so that bf16 kernels can be checked on a CPU.
 
 As released (3.6), it keeps bf16 as uint16 and does arithmetic and dot products on those bits,
-truncates fp32 to bf16, and takes int() of an array where a loop's bound is a kernel argument.
+truncates fp32 to bf16, rounds twice in a fused multiply-add, and takes int() of an array where a
+loop's bound is a kernel argument.
 `install()` mends these; it must run with TRITON_INTERPRET=1 set before Triton's first import.
 What it cannot show: races, alignment, the order of sums in tensor cores, inline assembly.
 """
@@ -95,6 +96,34 @@ def _repair_casts() -> None:
     Builder.create_fp_to_fp = create_fp_to_fp
 
 
+def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """fp32 x y + z, rounded once: the product is exact in fp64, and the sum rounded to odd there.
+
+    An odd last bit says that there was more, so rounding again to fp32 rounds as the exact sum.
+    Source: Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums", 2008.
+    """
+    product, z = x.astype(np.float64) * y, z.astype(np.float64)
+    total = product + z
+    part = total - product
+    lost = (product - (total - part)) + (z - part)  # of the sum, exactly
+    bits = total.view(np.int64)
+    step = np.where((lost > 0) == (total > 0), 1, -1)
+    inexact = np.isfinite(lost) & (lost != 0) & (bits % 2 == 0)
+    odd: np.ndarray = np.where(inexact, bits + step, bits).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def _repair_fma() -> None:
+    original = Builder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.data.dtype != np.float32:
+            return original(self, x, y, z)
+        return Handle(fused(x.data, y.data, z.data), tl.float32)
+
+    Builder.create_fma = create_fma
+
+
 def _repair_dot() -> None:
     original = Builder.create_dot
 
@@ -140,6 +169,7 @@ def install() -> None:
         raise RuntimeError("TRITON_INTERPRET=1 must be set before Triton is first imported")
     if getattr(Builder, INSTALLED, False):
         return
+    _repair_fma()
     for name in _arithmetic_methods():
         setattr(Builder, name, _in_fp32(getattr(Builder, name)))
     _repair_casts()

@@ -78,6 +78,23 @@ def test_every_e4m3_number_and_halfway_point_is_rounded_to_even() -> None:
         assert (found[:, 32] == 127).all()
 
 
+def test_values_beside_a_tie_of_e2m1_are_not_taken_for_it() -> None:
+    """A peak of 6 s makes the scale s; a tie lies between code c and c + 1, c = 0 to 6."""
+    scales = torch.arange(1, 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()[:, None]
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]) * scales
+    code = torch.arange(7, dtype=torch.uint8)
+    for values, expected in (
+        (torch.nextafter(ties, torch.tensor(0.0)), code),
+        (ties, code + code % 2),
+        (torch.nextafter(ties, torch.tensor(torch.inf)), code + 1),
+    ):
+        groups = torch.cat([values, 6 * scales, -values, torch.zeros_like(scales)], dim=1)
+        found = launch.encode_rows(groups.to(DEVICE), COMPRESSED_ROWS).cpu()
+        assert torch.equal(found[:, 8], torch.arange(1, 0x7F, dtype=torch.uint8))
+        codes = torch.stack([found[:, :8] & 0xF, found[:, :8] >> 4], dim=2).flatten(1)
+        assert (codes[:, :7] == expected).all() and (codes[:, 8:15] == expected + 8).all()
+
+
 def test_leading_dimensions_stay_and_no_rows_are_no_rows() -> None:
     values = torch.randn(2, 0, 3, 128, device=DEVICE)
     rows = launch.encode_rows(values, INDEX_ROWS)

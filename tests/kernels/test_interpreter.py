@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 import triton
@@ -35,6 +37,27 @@ def _product(a, b, c, steps, N: tl.constexpr):
     for _ in range(0, steps):
         acc = tl.dot(tl.load(a + at), tl.load(b + at), acc)
     tl.store(c + at, acc)
+
+
+@triton.jit
+def _fused(a, b, c, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.fma(tl.load(a + i), tl.load(b + i), tl.load(c + i)))
+
+
+def test_fused_multiply_add_rounds_the_exact_sum_once() -> None:
+    a, b = torch.randn(N), torch.randn(N)
+    c = -a * b  # the sum is the product's rounding error
+    a[-2:] = torch.tensor([4097.0, -4097.0]) * 2.0**-30
+    b[-2:], c[-2:] = 16773121 * 2.0**-30, torch.tensor([1.0, -1.0])  # 2^-60 beyond a tie of fp32
+    c[: N // 2] += torch.randn(N // 2)
+    out = torch.full((N,), torch.nan)
+    _fused[(1,)](a, b, c, out, N)
+    below, above = (torch.nextafter(out, torch.tensor(end)) for end in (-torch.inf, torch.inf))
+    for x, y, z, *results in zip(*(t.tolist() for t in (a, b, c, out, below, above)), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        found, *others = (abs(Fraction(result) - exact) for result in results)
+        assert found < min(others)
 
 
 def test_bf16_arithmetic_rounds_each_result() -> None:
