@@ -9,10 +9,16 @@ import torch
 from kernels import backend
 from kernels.paged_attention import configs
 from kernels.paged_attention.configs import Config
-from kernels.paged_attention.triton import paged_attention, write_rows
+from kernels.paged_attention.triton import (
+    attend_rows,
+    paged_attention,
+    resolve_rows,
+    write_rows,
+)
 from kernels.split_keys import COPIES, LOG2_E, Partials, merge_splits
 
 WRITE_ELEMENTS, WRITE_WARPS, WRITE_STAGES = 1024, 4, 1
+RESOLVED, RESOLVE_WARPS, RESOLVE_STAGES = 1024, 4, 1
 INTERPRETED_TARGET = 80  # where a card cannot be asked
 
 
@@ -81,7 +87,9 @@ def configuration(
     per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
     programs = -(-tokens // per_tile) * key_heads
     splits = splits or configs.splits_for(programs, selected=selected)
-    return configs.tile(per_tile * group, splits, one=per_tile == 1, selected=selected)
+    if selected and splits == 1:
+        return configs.rows_tile(target, group)
+    return configs.tile(per_tile * group, splits, one=per_tile == 1)
 
 
 def _target(x: torch.Tensor) -> int:
@@ -102,6 +110,8 @@ def attend(
 ) -> torch.Tensor:
     """Fill `out` [T, H, D]. No host synchronisation; can be captured in a CUDA graph.
 
+    Over a selection without splits its pool rows are found first, by a launch of its own.
+
     Queries, keys and weights are rounded to bf16, sums are fp32. A token without any key gets 0.
     Without `partials` they are allocated where the keys are split.
     """
@@ -119,6 +129,9 @@ def attend(
         return out_THD
     sequences = len(place.page_table_BP)
     config = configuration(q_THD, key_heads, sequences, splits, selected=selected_TS is not None)
+    if selected_TS is not None and config.splits == 1:
+        rows = _resolve(selected_TS, place, k_pool_PNGD, config.keys)
+        return _launch_rows(q_THD, k_pool_PNGD, v_pool_PNGD, place, out_THD, gate_THD, rows, config)
     if partials is None:
         partials = Partials.allocate(tokens, heads, config.splits, width, q_THD.device)
     assert partials.holds(tokens, heads, config.splits, width)
@@ -160,8 +173,50 @@ def _launch(
         tokens, heads, group, per_tile, 0 if selected_TS is None else selected_TS.shape[1],
         *place.sizes(k_pool_PNGD), gate.stride(0), gate.stride(1), width**-0.5 * LOG2_E.value,
         **constants(width, config, selected=selected_TS is not None, gated=gate_THD is not None),
-        num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
+
+
+def _resolve(
+    selected_TS: torch.Tensor, place: Place, pool_PNX: torch.Tensor, keys: int
+) -> torch.Tensor:
+    """Pool rows int32 [T, R] of the selection: whole blocks of `keys`, and one more of -1."""
+    tokens, slots = selected_TS.shape
+    padded = (-(-slots // keys) + 1) * keys
+    rows = torch.empty(tokens, padded, dtype=torch.int32, device=selected_TS.device)
+    resolve_rows[(tokens, -(-padded // RESOLVED))](
+        selected_TS, place.page_table_BP, place.sequence_T, place.positions_T, rows, slots, padded,
+        *place.sizes(pool_PNX), BX=RESOLVED, num_warps=RESOLVE_WARPS, num_stages=RESOLVE_STAGES,
+    )  # fmt: skip
+    return rows
+
+
+def _launch_rows(
+    q_THD: torch.Tensor,
+    k_pool_PNGD: torch.Tensor,
+    v_pool_PNGD: torch.Tensor,
+    place: Place,
+    out_THD: torch.Tensor,
+    gate_THD: torch.Tensor | None,
+    rows_TR: torch.Tensor,
+    config: Config,
+) -> torch.Tensor:
+    tokens, heads, width = q_THD.shape
+    key_heads = k_pool_PNGD.shape[2]
+    gate = out_THD if gate_THD is None else gate_THD  # if not read
+    attend_rows[(tokens, key_heads)](
+        q_THD, k_pool_PNGD, v_pool_PNGD, out_THD, gate, place.positions_T, rows_TR, rows_TR, heads,
+        heads // key_heads, rows_TR.shape[1], gate.stride(0), gate.stride(1),
+        width**-0.5 * LOG2_E.value, **rows_constants(width, config, gated=gate_THD is not None),
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return out_THD
+
+
+def rows_constants(width: int, config: Config, *, gated: bool) -> dict[str, int | bool]:
+    """The constants of `attend_rows`."""
+    parts = configs.parts(width, config.rows)
+    return {"D": width, "M": config.rows, "BK": config.keys, "GATED": gated, "PARTS": parts}
 
 
 def constants(width: int, config: Config, *, selected: bool, gated: bool) -> dict[str, int | bool]:

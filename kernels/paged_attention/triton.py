@@ -164,6 +164,132 @@ def paged_attention(
         tl.store(out + at, o.to(out.dtype.element_ty), mask=mask[:, None])
 
 
+@triton.jit
+def load_parts(rows, mask, W: tl.constexpr, PARTS: tl.constexpr):
+    """PARTS tiles [n, W] in bf16, W columns after the other, of the rows that begin at pointers
+    [n, 1]; 0 out of `mask`.
+    """
+    column = tl.arange(0, W)[None, :]
+    parts = ()
+    for i in tl.static_range(PARTS):
+        part = tl.load(rows + column + i * W, mask=mask, other=0.0)
+        parts += (part.to(tl.bfloat16),)  # type: ignore[assignment]
+    return parts
+
+
+@triton.jit
+def first_of(row, stride):
+    """Offsets [n, 1], uint64, of the first elements of rows [n], int32 from 0."""
+    return (row.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint32).to(tl.uint64))[:, None]
+
+
+@triton.jit
+def _products(x_parts, y_parts, PARTS: tl.constexpr):
+    """x y^T, summed over the parts."""
+    sums = tl.dot(x_parts[0], tl.trans(y_parts[0]))
+    for i in tl.static_range(1, PARTS):
+        sums = tl.dot(x_parts[i], tl.trans(y_parts[i]), sums)
+    return sums
+
+
+@triton.jit
+def _add(q_parts, k, v, seen, scale, acc, top, total, PARTS: tl.constexpr):
+    """Add a block of keys to the sums of few rows; `total` [M, BK] keeps those of each place."""
+    logits = tl.where(seen, _products(q_parts, k, PARTS) * scale, -float("inf"))
+    new_top = tl.maximum(top, tl.max(logits, 1))
+    weights = tl.exp2(logits - new_top[:, None])
+    fade = tl.exp2(top - new_top)
+    acc = _add_values(weights.to(tl.bfloat16), v, acc, fade, PARTS)
+    return acc, new_top, total * fade[:, None] + weights
+
+
+@triton.jit
+def _add_values(weights, v, acc, fade, PARTS: tl.constexpr):
+    sums = ()
+    for i in tl.static_range(PARTS):
+        sums += (tl.dot(weights, v[i], acc[i] * fade[:, None]),)  # type: ignore[assignment]
+    return sums
+
+
+@triton.jit
+def _finish(
+    acc, top, total, out, gate, mask,
+    W: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Store the sums over their weights, gated, at the rows that pointers `out` [M, 1] begin."""
+    factor = closing_factor(top, total, tl.full(top.shape, -float("inf"), tl.float32))[:, None]
+    column = tl.arange(0, W)[None, :]
+    for i in tl.static_range(PARTS):
+        o = acc[i] * factor
+        if GATED:
+            g = tl.load(gate + column + i * W, mask=mask, other=0.0)
+            o *= tl.sigmoid(g.to(tl.float32))
+        tl.store(out + column + i * W, o.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["slots", "sequences", "width", "pages", "shift"])
+def resolve_rows(
+    selected, table, sequence_of, position_of, rows, slots, padded, sequences, width, pages, shift,
+    BX: tl.constexpr,
+):  # fmt: skip
+    """rows[t, x] int32 = the pool row of position selected[t, x]; -1 where there is none, and up to
+    `padded`.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    x = tl.program_id(1) * BX + tl.arange(0, BX)
+    sequence = tl.load(sequence_of + token)
+    shown = (x < slots) & (x <= tl.load(position_of + token))
+    number = tl.load(selected + token * slots + x, mask=shown, other=-1)
+    row, shown = find_rows(table, sequence, number, shown, sequences, width, pages, shift)
+    tl.store(rows + token * padded + x, tl.where(shown, row, -1).to(tl.int32), mask=x < padded)
+
+
+@triton.jit(do_not_specialize=["heads", "group", "scale"])
+def attend_rows(
+    q, k_pool, v_pool, out, gate, position_of, rows, again, heads, group, padded, gate_token,
+    gate_head, scale,
+    D: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """A token and a key head with its `group` query heads, over the pool rows [padded] of the
+    token: int32, -1 where there is none, and a block of BK behind the last.
+
+    `again` is equal to `rows`: of two loads each thread has the rows that it copies and those that
+    it weighs, and none are passed between threads.
+    """
+    W: tl.constexpr = D // PARTS
+    token = tl.program_id(0).to(tl.int64)
+    key_head = tl.program_id(1)
+    stride = tl.num_programs(1) * D
+    k_pool += key_head * D
+    v_pool += key_head * D
+    rows += token * padded + tl.arange(0, BK)
+    again += token * padded + tl.arange(0, BK)
+    head = tl.arange(0, M)
+    mask = (head < group)[:, None]
+    head += key_head * group
+    first = ((token * heads + head) * D)[:, None]
+    q_parts = load_parts(q + first, mask, W, PARTS)
+    acc = ()
+    for _ in tl.static_range(PARTS):
+        acc += (tl.zeros((M, W), tl.float32),)  # type: ignore[assignment]
+    top = tl.full((M,), NOTHING, tl.float32)
+    total = tl.zeros((M, BK), tl.float32)
+    count = tl.minimum(tl.load(position_of + token) + 1, padded - BK).to(tl.int32)
+    row = tl.load(rows)
+    weighed = tl.load(again)
+    for block in tl.range(1, 1 + tl.cdiv(count, BK)):
+        at = first_of(row, stride)
+        shown = (row >= 0)[:, None]
+        k = load_parts(k_pool + at, shown, W, PARTS)
+        v = load_parts(v_pool + at, shown, W, PARTS)
+        seen = (weighed >= 0)[None, :]
+        row = tl.load(rows + block * BK)
+        weighed = tl.load(again + block * BK)
+        acc, top, total = _add(q_parts, k, v, seen, scale, acc, top, total, PARTS)
+    gate += (token * gate_token + head * gate_head)[:, None]
+    _finish(acc, top, tl.sum(total, 1), out + first, gate, mask, W, GATED, PARTS)
+
+
 @triton.jit(do_not_specialize=["sequences", "width", "pages", "shift"])
 def write_rows(
     rows, pool, table, sequence_of, position_of, X, sequences, width, pages, shift,

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from kernels.aot.variant import Variant
 from kernels.paged_attention import configs, launch
-from kernels.paged_attention.triton import paged_attention, write_rows
+from kernels.paged_attention.triton import (
+    attend_rows,
+    paged_attention,
+    resolve_rows,
+    write_rows,
+)
 from kernels.split_keys.variant import merge_variant
 
 WIDTH = 256
@@ -23,8 +28,10 @@ def variants(target: int) -> Iterator[Variant]:
         yield _variant(VERIFY, splits)
     for rows in {64, configs.MAX_ROWS[target]}:
         yield _variant(rows, 1)
-    for splits in (64, 8, 1):
+    for splits in (64, 8):
         yield _variant(DECODE, splits, one=True, selected=True)
+    yield _resolve_variant()
+    yield _rows_variant(configs.rows_tile(target, DECODE))
     for splits in (64, 8):
         yield merge_variant(WIDTH, splits, sink=False, gated=True)
     for kind, elements in (("bf16", 1024), ("u8", 584)):
@@ -32,7 +39,7 @@ def variants(target: int) -> Iterator[Variant]:
 
 
 def _variant(rows: int, splits: int, *, one: bool = False, selected: bool = False) -> Variant:
-    config = configs.tile(rows, splits, one=one, selected=selected)
+    config = configs.tile(rows, splits, one=one)
     pointers = dict.fromkeys(("q", "k_pool", "v_pool", "out", "gate"), "*bf16")
     pointers |= {"values": "*fp32", "stats": "*fp32", **dict.fromkeys(INTEGERS, "*i64")}
     constants = launch.constants(WIDTH, config, selected=selected, gated=True)
@@ -42,7 +49,27 @@ def _variant(rows: int, splits: int, *, one: bool = False, selected: bool = Fals
     return Variant(
         f"attention {label} s{config.stages}{' selected' if selected else ''}", paged_attention,
         arguments, constants, frozenset((*pointers, *STRIDES)), config.warps, config.stages,
-        config.registers,
+    )  # fmt: skip
+
+
+def _resolve_variant() -> Variant:
+    pointers = dict.fromkeys(("selected", "table", "sequence_of", "position_of"), "*i64")
+    pointers["rows"] = "*i32"
+    sizes = dict.fromkeys(("slots", "padded", "sequences", "width", "pages", "shift"), "i32")
+    return Variant(
+        "resolve", resolve_rows, pointers | sizes, {"BX": launch.RESOLVED},
+        frozenset((*pointers, "padded")), launch.RESOLVE_WARPS, launch.RESOLVE_STAGES,
+    )  # fmt: skip
+
+
+def _rows_variant(config: configs.Config) -> Variant:
+    pointers = dict.fromkeys(("q", "k_pool", "v_pool", "out", "gate"), "*bf16")
+    pointers |= {"position_of": "*i64", "rows": "*i32", "again": "*i32"}
+    sizes = dict.fromkeys(("heads", "group", "padded", *STRIDES), "i32")
+    return Variant(
+        f"attention {config.rows}x{config.keys} of {WIDTH} w{config.warps} rows", attend_rows,
+        pointers | sizes | {"scale": "fp32"}, launch.rows_constants(WIDTH, config, gated=True),
+        frozenset((*pointers, "padded", *STRIDES)), config.warps, config.stages,
     )  # fmt: skip
 
 

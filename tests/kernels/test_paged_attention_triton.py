@@ -58,6 +58,15 @@ def step(
     return Step(q, k.bfloat16().to(DEVICE), v.bfloat16().to(DEVICE), place, gate)
 
 
+def selection(s: Step, slots: int) -> torch.Tensor:
+    """Positions that each token sees, in order, fewer from token to token, then -1."""
+    selected = torch.full((len(s.q), slots), -1)
+    for t, position in enumerate(s.place.positions_T.tolist()):
+        chosen = torch.randperm(position + 1)[: slots - t % slots].sort().values
+        selected[t, : len(chosen)] = chosen
+    return selected.to(DEVICE)
+
+
 def exact(s: Step, *, gated: bool = True) -> torch.Tensor:
     """fp64, token by token, with the keys gathered by hand."""
     q, k, v, gate = (x.cpu().double() for x in (s.q, s.k, s.v, s.gate))
@@ -118,18 +127,18 @@ def test_dense_attention_agrees_with_double_precision(
     assert error(run(s, gated=gated, splits=splits), s, gated=gated) < BF16_ERROR
 
 
+@pytest.mark.parametrize("width", [WIDTH, 256])
 @pytest.mark.parametrize("splits", [8, 1])
 @pytest.mark.parametrize("counts", [[1, 1], [5, 2]], ids=["decode", "prefill"])
-def test_selected_tokens_alone_are_seen(counts: list[int], splits: int | None) -> None:
-    s = step([90, 17], counts, 12, 1)
-    s.selected = torch.full((sum(counts), 67), -1, device=DEVICE)
-    for t, position in enumerate(s.place.positions_T.tolist()):
-        chosen = torch.randperm(position + 1)[: 67 - t].sort().values
-        s.selected[t, : len(chosen)] = chosen.to(DEVICE)
+def test_selected_tokens_alone_are_seen(counts: list[int], splits: int, width: int) -> None:
+    s = step([90, 17], counts, 12, 1, width=width)
+    s.selected = selection(s, 67)
     assert error(run(s, splits=splits), s) < BF16_ERROR
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(16, torch.bfloat16), (256, torch.float32)])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(16, torch.bfloat16), (128, torch.bfloat16), (256, torch.float32)]
+)
 def test_other_widths_and_types(width: int, dtype: torch.dtype) -> None:
     s = step([37], [2], 2, 1, width=width)
     s.q, s.k, s.v, s.gate = (x.to(dtype) for x in (s.q, s.k, s.v, s.gate))
@@ -149,13 +158,16 @@ def test_holes_and_numbers_out_of_range_are_left_out() -> None:
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_selected_numbers_out_of_range_are_left_out(splits: int) -> None:
-    s = step([40, 9], [1, 1], 4, 1)
-    chosen = torch.tensor([[0, 7, 39, 2**32 + 3, -(2**32) + 3, 2**40, -9, 5]]).repeat(2, 1)
+    s = step([40, 9, 40, 40], [1, 1, 1, 1], 4, 1)
+    chosen = torch.tensor([[0, 7, 39, 2**32 + 3, -(2**32) + 3, 2**40, -9, 5]]).repeat(4, 1)
     chosen[1, [1, 2]] = torch.tensor([4, 8])
+    s.place.page_table_BP[2, [0, 1]] = torch.tensor([10_000, -1], device=DEVICE)
+    s.place.sequence_T[3] = 2**40
     s.selected = chosen.to(DEVICE)
     found = run(s, splits=splits)
     s.selected = torch.where((chosen >= 0) & (chosen < 40), chosen, -1)
     assert error(found, s) < BF16_ERROR
+    assert not found[3].any()
 
 
 def test_positions_out_of_range_read_nothing_outside_the_table() -> None:
@@ -193,6 +205,14 @@ def test_tiles_follow_the_shape_of_the_step(
 ) -> None:
     per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
     assert (per_tile, configs.dealt_runs(tokens, sequences, per_tile)) == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "parts"),
+    [(256, 16, 4), (256, 32, 4), (256, 64, 1), (128, 16, 2), (16, 16, 1)],
+)
+def test_head_dims_of_few_rows_have_parts(width: int, rows: int, parts: int) -> None:
+    assert configs.parts(width, rows) == parts
 
 
 @pytest.mark.parametrize(("pool", "rows"), [("bfloat16", "float32"), ("uint8", "uint8")])
@@ -240,6 +260,23 @@ def test_a_replayed_graph_follows_new_lengths(counts: list[int]) -> None:
     for back in (0, 1, 2):
         s.q.copy_(torch.randn_like(s.q))
         s.place.positions_T.sub_(back).clamp_(min=0)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert error(out, s) < BF16_ERROR
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_follows_new_selections() -> None:
+    s = step([331, 20], [150, 2], 24, 2, width=256)
+    s.selected = selection(s, 67)
+
+    run(s)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(s)
+    for _ in range(2):
+        s.q.copy_(torch.randn_like(s.q))
+        s.selected.copy_(selection(s, 67))
         out.fill_(torch.nan)
         graph.replay()
         assert error(out, s) < BF16_ERROR
