@@ -4,66 +4,69 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hyper_connection.triton import combine
-from kernels.hyper_connection.triton import down as down_kernel
-from kernels.hyper_connection.triton import up as up_kernel
+from kernels.cards import Card, card_of
+from kernels.hyper_connection.triton import combine, down_many, up_many
+from kernels.hyper_connection.triton import down as down_few
+from kernels.hyper_connection.triton import up as up_few
 from kernels.hyper_connection.triton import write as write_kernel
 
 # Legend: T tokens, C streams of H values, L low rank, S parts of a stream, X = C * H.
 
-FEW_TOKENS, FEW_BLOCK = 64, 16
-PARTS = 8  # of a stream, with few tokens
+FEW_TOKENS, FEW_BLOCK, MANY_BLOCK = 64, 16, 64
+MOST_PARTS = 8  # of a stream
 COMBINED = 64  # columns of a program, with few tokens; with many, all
 COLUMNS, WARPS = 1024, 4
-DOWN_STAGES = UP_STAGES = 3
+FEW_STAGES = UP_STAGES = 3
+MANY_ROWS, MOST_TILES, MANY_DEPTH = 64, 5, 16  # of `down_many`: rows of a tile, tiles, columns
 
 Constants = dict[str, int | bool]
 
 
+def is_few(tokens: int) -> bool:
+    """Whether there is less work in the tokens than in the matrices."""
+    return tokens <= FEW_TOKENS
+
+
+def parts(tokens: int, count: int, card: Card) -> int:
+    """Of a stream: with many tokens as many programs as the card holds, two a multiprocessor."""
+    if is_few(tokens):
+        return MOST_PARTS
+    fit = 2 * card.multiprocessors // (-(-tokens // MANY_BLOCK) * count)
+    return min(MOST_PARTS, 1 << max(0, fit.bit_length() - 1))
+
+
 def down_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
-    """Of the first kernel."""
-    few = tokens <= FEW_TOKENS
-    parts, block_n, block_k = (PARTS, 64, 64) if few else (1, 128, 32)
-    return {
-        "H": hidden,
-        "C": count,
-        "L": low,
-        "P": -(-(low + count + 1) // 8) * 8,
-        "S": parts,
-        "BT": FEW_BLOCK if few else 128,
-        "BN": block_n,
-        "BK": block_k,
-        "STEPS": -(-hidden // (parts * block_k)),
-        "SPLIT_X": split_x,
-    }
+    """Of the first kernel: `down` with few tokens, else `down_many`."""
+    sizes = {"H": hidden, "C": count, "L": low, "P": -(-(low + count + 1) // 8) * 8}
+    if is_few(tokens):
+        steps = -(-hidden // (MOST_PARTS * 64))
+        tile = {"S": MOST_PARTS, "BT": FEW_BLOCK, "BN": 64, "BK": 64, "STEPS": steps}
+    else:
+        tiles = min(MOST_TILES, -(-low // MANY_ROWS))
+        rows = {"BN": MANY_ROWS, "NB": tiles, "BC": max(8, count)}
+        tile = rows | {"BT": MANY_BLOCK, "BK": MANY_DEPTH}
+    return sizes | tile | {"SPLIT_X": split_x}
 
 
-def combine_constants(down: Constants) -> Constants:
-    """Of the second kernel, from those of the first."""
-    values = down["L"] + down["C"]
-    block = COMBINED if down["BT"] == FEW_BLOCK else 1 << (values - 1).bit_length()
-    return {name: down[name] for name in ("H", "C", "L", "P", "S")} | {"BP": block}
+def down_stages(tokens: int, card: Card) -> int:
+    """Of the first kernel: with many tokens as many as leave room for two programs."""
+    return FEW_STAGES if is_few(tokens) else 5 if card.shared_bytes >= 128 << 10 else 4
+
+
+def combine_constants(tokens: int, hidden: int, count: int, low: int, parts: int) -> Constants:
+    """Of the second kernel."""
+    values = low + count
+    block = COMBINED if is_few(tokens) else 1 << (values - 1).bit_length()
+    columns = -(-(values + 1) // 8) * 8
+    return {"H": hidden, "C": count, "L": low, "P": columns, "S": parts, "BP": block}
 
 
 def up_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
-    """Of the third kernel."""
-    few = tokens <= FEW_TOKENS
-    block_k = 128 if few else 64
-    return {
-        "H": hidden,
-        "C": count,
-        "L": low,
-        "BT": FEW_BLOCK if few else 64,
-        "BN": 16 if few else 32,
-        "BK": block_k,
-        "STEPS": -(-low // block_k),
-        "SPLIT_X": split_x,
-    }
-
-
-def product_warps(constants: Constants) -> int:
-    """Of the first and the third kernel."""
-    return WARPS if constants["BT"] == FEW_BLOCK else 2 * WARPS
+    """Of the third kernel: `up` with few tokens, else `up_many`."""
+    block_t, block_n, block_k = (FEW_BLOCK, 16, 128) if is_few(tokens) else (MANY_BLOCK, 32, 32)
+    sizes = {"H": hidden, "C": count, "L": low}
+    tile = {"BT": block_t, "BN": block_n, "BK": block_k, "STEPS": -(-low // block_k)}
+    return sizes | tile | {"SPLIT_X": split_x}
 
 
 def read(
@@ -92,23 +95,47 @@ def read(
     weights_TC, inverse_TC = streams_TX.new_empty(2, tokens, count)
     x_TH = torch.empty((tokens, hidden), dtype=dtype, device=streams_TX.device)
     if tokens:
-        first = down_constants(tokens, hidden, count, low, split_x=split_x)
-        sums = streams_TX.new_empty(count * first["S"], tokens, first["P"])
-        blocks = -(-(low + count) // first["BN"])
-        down_kernel[(-(-tokens // first["BT"]), count * first["S"], blocks)](
-            streams_TX, norm_X, down_LX, down_LX if inject_CX is None else inject_CX, sums, tokens,
-            **first, num_warps=product_warps(first), num_stages=DOWN_STAGES,
-        )  # fmt: skip
-        second = combine_constants(first)
+        pieces = parts(tokens, count, card_of(streams_TX.device))
+        sums = streams_TX.new_empty(count * pieces, tokens, -(-(low + count + 1) // 8) * 8)
+        injected = down_LX if inject_CX is None else inject_CX
+        _down(streams_TX, norm_X, down_LX, injected, sums, pieces)
+        second = combine_constants(tokens, hidden, count, low, pieces)
         combine[(tokens, -(-(low + count) // second["BP"]))](
             sums, low_STL, weights_TC, inverse_TC, tokens, eps, **second, num_warps=WARPS
         )  # fmt: skip
         last = up_constants(tokens, hidden, count, low, split_x=split_x)
-        up_kernel[(-(-tokens // last["BT"]), -(-hidden // last["BN"]))](
+        kernel = up_few if is_few(tokens) else up_many
+        kernel[(-(-tokens // last["BT"]), -(-hidden // last["BN"]))](
             streams_TX, norm_X, low_STL, up_XL, inverse_TC, x_TH, tokens, **last,
-            num_warps=product_warps(last), num_stages=UP_STAGES,
+            num_warps=WARPS, num_stages=UP_STAGES,
         )  # fmt: skip
     return x_TH, None if inject_CX is None else weights_TC
+
+
+def _down(
+    streams_TX: torch.Tensor,
+    norm_X: torch.Tensor,
+    down_LX: torch.Tensor,
+    inject_CX: torch.Tensor,
+    sums: torch.Tensor,
+    pieces: int,
+) -> None:
+    """Sums [C S, T, P] of every part."""
+    tokens, low = len(streams_TX), len(down_LX)
+    count = len(sums) // pieces
+    hidden = norm_X.shape[0] // count
+    split_x = down_LX.dtype == torch.bfloat16
+    first = down_constants(tokens, hidden, count, low, split_x=split_x)
+    options = {"num_warps": WARPS, "num_stages": down_stages(tokens, card_of(norm_X.device))}
+    arguments = (streams_TX, norm_X, down_LX, inject_CX, sums, tokens)
+    blocks_t = -(-tokens // first["BT"])
+    if is_few(tokens):
+        grid = (blocks_t, count * pieces, -(-(low + count) // first["BN"]))
+        down_few[grid](*arguments, **first, **options)
+    else:
+        steps = -(-hidden // (pieces * first["BK"]))
+        grid = (blocks_t, count * pieces, -(-low // (first["BN"] * first["NB"])))
+        down_many[grid](*arguments, pieces, steps, **first, **options)
 
 
 def write(streams_TX: torch.Tensor, y_TH: torch.Tensor, inject_TC: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,60 @@ def down(
         tl.store(partial + start + (L + C), squares, mask=inside)
 
 
+@triton.jit(do_not_specialize=["T", "S", "STEPS"])
+def down_many(
+    streams, norm, down, inject, partial, T, S, STEPS, H: tl.constexpr, C: tl.constexpr,
+    L: tl.constexpr, P: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, NB: tl.constexpr,
+    BC: tl.constexpr, BK: tl.constexpr, SPLIT_X: tl.constexpr,
+):  # fmt: skip
+    """As `down`, of NB tiles of BN rows of `down` and of all rows of `inject`, to BC of them.
+
+    x is read as BK / 8 tiles of [BT, 8]: in shared memory its rows of 32 bytes follow each other,
+    so that the operand of a product, eight rows of them, is read without a conflict of banks.
+    """
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    part, block = tl.program_id(1), tl.program_id(2)
+    stream, first = part // S, (part % S) * (STEPS * BK)
+    inside = token < T
+    n, c = block * (NB * BN) + tl.arange(0, BN), tl.arange(0, BC)
+    eights = tl.arange(0, BK // 8)[:, None, None] * 8 + tl.arange(0, 8)[None, None, :]
+    accs = ()
+    for _ in tl.static_range(NB):
+        accs += (tl.zeros([BT, BN], tl.float32),)  # type: ignore[assignment]
+    acc = tl.zeros([BT, BC], tl.float32)
+    squares = tl.zeros([BT], tl.float32)
+    for step in range(STEPS):
+        h = first + step * BK + tl.arange(0, BK)
+        valid = h < H
+        k = stream * H + h
+        h_eights = first + step * BK + eights
+        at = token[None, :, None] * (C * H) + stream * H + h_eights
+        x_mask = inside[None, :, None] & (h_eights < H)
+        r = tl.load(streams + at, mask=x_mask, other=0.0)
+        squares += tl.sum(tl.sum(r * r, axis=2), axis=0)
+        x = tl.reshape(tl.permute(r, (1, 0, 2)), (BT, BK))
+        x = x * (1.0 + tl.load(norm + k, mask=valid, other=0.0).to(tl.float32))[None, :]
+        new = ()
+        for b in tl.static_range(NB):
+            row = n + b * BN
+            w_mask = (row < L)[:, None] & valid[None, :]
+            w = tl.load(down + row[:, None] * (C * H) + k[None, :], mask=w_mask, other=0.0)
+            new += (_times(x, w, accs[b], SPLIT_X),)  # type: ignore[assignment]
+        accs = new
+        w_mask = (c < C)[:, None] & valid[None, :]
+        w = tl.load(inject + c[:, None] * (C * H) + k[None, :], mask=w_mask, other=0.0)
+        acc = _times(x, w, acc, SPLIT_X)
+    start = (part.to(tl.int64) * T + token) * P
+    for b in tl.static_range(NB):
+        row = n + b * BN
+        mask = inside[:, None] & (row < L)[None, :]
+        tl.store(partial + start[:, None] + row[None, :], accs[b], mask=mask)
+    if block == 0:
+        c_mask = inside[:, None] & (c < C)[None, :]
+        tl.store(partial + start[:, None] + (L + c)[None, :], acc, mask=c_mask)
+        tl.store(partial + start + (L + C), squares, mask=inside)
+
+
 @triton.jit(do_not_specialize=["T"])
 def combine(
     partial, low, weights, inverse, T, eps, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
@@ -138,6 +192,49 @@ def up(
     h = tl.program_id(1) * BN + tl.arange(0, BN)
     at = token[:, None] * H + h[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None] & (h < H)[None, :])
+
+
+@triton.jit(do_not_specialize=["T"])
+def up_many(
+    streams, norm, low, up, inverse, out, T, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
+    SPLIT_X: tl.constexpr,
+):  # fmt: skip
+    """As `up`, a product for each stream: their sum needs no exchange between threads."""
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    h = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside, valid = token < T, h < H
+    accs = ()
+    for _ in tl.static_range(C):
+        accs += (tl.zeros([BT, BN], tl.float32),)  # type: ignore[assignment]
+    for step in range(STEPS):
+        k = step * BK + tl.arange(0, BK)
+        at = token[:, None] * L + k[None, :]
+        mask = inside[:, None] & (k < L)[None, :]
+        x = tl.load(low + at, mask=mask, other=0.0)
+        if SPLIT_X:
+            rest = tl.load(low + T.to(tl.int64) * L + at, mask=mask, other=0.0)
+        new = ()
+        for c in tl.static_range(C):
+            w_mask = valid[:, None] & (k < L)[None, :]
+            w = tl.load(up + (c * H + h)[:, None] * L + k[None, :], mask=w_mask, other=0.0)
+            if SPLIT_X:
+                acc = tl.dot(rest, tl.trans(w), accs[c])
+                acc = tl.dot(x, tl.trans(w), acc)
+            else:
+                acc = _times(x, w, accs[c], False)
+            new += (acc,)  # type: ignore[assignment]
+        accs = new
+    mask = inside[:, None] & valid[None, :]
+    total = tl.zeros([BT, BN], tl.float32)
+    for c in tl.static_range(C):
+        size = tl.load(inverse + token * C + c, mask=inside, other=0.0)
+        r = tl.load(streams + token[:, None] * (C * H) + (c * H + h)[None, :], mask=mask, other=0.0)
+        g = tl.load(norm + c * H + h, mask=valid, other=0.0).to(tl.float32)
+        total += sigmoid_of(accs[c]) * (r * size[:, None] * (1.0 + g)[None, :])
+    total = total * (1.0 / C)
+    at = token[:, None] * H + h[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from kernels import backend
+from kernels.cards import CARDS, KIB, Card
 from kernels.hyper_connection import bench, exact, launch
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 COUNT, EPS = 4, 1e-6
+PARTS_ON_H200 = {1: 8, 65: 8, 512: 8, 513: 4, 1024: 4, 1025: 2, 2112: 2, 2113: 1, 10**6: 1}
 
 
 def made(
@@ -30,7 +32,8 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "hidden", "low"), [(0, 32, 16), (1, 96, 20), (3, 65, 33), (65, 40, 20)]
+    ("tokens", "hidden", "low"),
+    [(0, 32, 16), (1, 96, 20), (3, 65, 33), (65, 40, 20), (131, 17, 70)],
 )
 def test_read(tokens: int, hidden: int, low: int, dtype: torch.dtype) -> None:
     streams, norm, matrices = made(tokens, hidden, low, dtype)
@@ -40,8 +43,30 @@ def test_read(tokens: int, hidden: int, low: int, dtype: torch.dtype) -> None:
     assert error(x, expected[0]) <= 1e-5 and error(weights, expected[1]) <= 1e-5
 
 
-def test_read_without_injection_in_bf16() -> None:
-    streams, norm, matrices = made(5, 40, 24, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("multiprocessors", "parts", "low"), [(1, 1, 330), (8, 2, 12), (16, 4, 12)]
+)
+def test_read_in_parts_of_a_stream(
+    multiprocessors: int, parts: int, low: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Card(multiprocessors, 64 * KIB)
+    monkeypatch.setattr(launch, "card_of", lambda device: card)
+    assert launch.parts(66, COUNT, card) == parts
+    streams, norm, matrices = made(66, 50, low, torch.bfloat16)
+    x, weights = launch.read(streams, norm, *matrices, COUNT, EPS)
+    expected = exact.read(streams, norm, matrices, COUNT, EPS)
+    assert weights is not None
+    assert error(x, expected[0]) <= 1e-5 and error(weights, expected[1]) <= 1e-5
+
+
+@pytest.mark.parametrize(("tokens", "parts"), list(PARTS_ON_H200.items()))
+def test_many_programs_fill_the_card(tokens: int, parts: int) -> None:
+    assert launch.parts(tokens, COUNT, CARDS[90]) == parts
+
+
+@pytest.mark.parametrize("tokens", [5, 65])
+def test_read_without_injection_in_bf16(tokens: int) -> None:
+    streams, norm, matrices = made(tokens, 40, 24, torch.bfloat16)
     down, up, _ = matrices
     x, weights = launch.read(streams, norm, down, up, None, COUNT, EPS, torch.bfloat16)
     assert weights is None and x.dtype == torch.bfloat16
@@ -58,12 +83,13 @@ def test_write(tokens: int, hidden: int, dtype: torch.dtype) -> None:
     assert found.dtype == torch.float32 and error(found, streams.double() + added) <= 1e-6
 
 
-def test_a_token_has_the_same_bits_beside_others() -> None:
-    streams, norm, matrices = made(17, 32, 16, torch.bfloat16)
+@pytest.mark.parametrize(("tokens", "first"), [(17, 16), (70, 5)])
+def test_a_token_has_the_same_bits_beside_others(tokens: int, first: int) -> None:
+    streams, norm, matrices = made(tokens, 24, 16, torch.bfloat16)
     whole = launch.read(streams, norm, *matrices, COUNT, EPS)
-    alone = launch.read(streams[16:], norm, *matrices, COUNT, EPS)
+    alone = launch.read(streams[first:], norm, *matrices, COUNT, EPS)
     for many, one in zip(whole, alone, strict=True):
-        assert many is not None and one is not None and torch.equal(many[16:], one)
+        assert many is not None and one is not None and torch.equal(many[first:], one)
 
 
 def test_the_benchmark_measures_its_error() -> None:
@@ -74,8 +100,9 @@ def test_the_benchmark_measures_its_error() -> None:
 
 
 @pytest.mark.gpu
-def test_a_replayed_graph() -> None:
-    streams, norm, matrices = made(16, 2560, 320, torch.bfloat16)
+@pytest.mark.parametrize("tokens", [16, 300])
+def test_a_replayed_graph(tokens: int) -> None:
+    streams, norm, matrices = made(tokens, 2560, 320, torch.bfloat16)
     launch.read(streams, norm, *matrices, COUNT, EPS)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
