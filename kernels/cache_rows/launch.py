@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from kernels.cache_rows import RowFormat
 
 FORMS = {"e4m3": E4M3, "e2m1": E2M1}
-ELEMENTS = 2048  # of a program
-WARPS, STAGES = 4, 1
+ELEMENTS = 1024  # of a program
+WARPS, STAGES = 2, 1
 
 
 def encode_rows(values: torch.Tensor, form: RowFormat) -> torch.Tensor:
