@@ -18,8 +18,9 @@ class RowFormat:
     """How a row of D values is stored: its codes, then one scale byte per `group` values.
 
     Codes are e4m3 (one byte) or e2m1 (two a byte, the even index in the low half). Scales are
-    ue8m0 (2^(byte - 127)) or e4m3. The last `plain` values of a row have no codes: they lie
-    between codes and scales in `plain_type`. `pad` bytes of zero end a row.
+    ue8m0 (2^(byte - 127)) or, of e2m1 codes alone, e4m3; else ValueError. The last `plain` values
+    of a row have no codes: they lie between codes and scales in `plain_type`. `pad` bytes of zero
+    end a row.
     """
 
     codes: Literal["e4m3", "e2m1"]
@@ -28,6 +29,10 @@ class RowFormat:
     plain: int = 0
     plain_type: torch.dtype = torch.bfloat16
     pad: int = 0
+
+    def __post_init__(self) -> None:
+        if self.codes == self.scale == "e4m3":
+            raise ValueError("e4m3 codes have no e4m3 scales: e2m1 codes or ue8m0 scales")
 
     @property
     def plain_bytes(self) -> int:

@@ -6,9 +6,9 @@ import torch
 
 from kernels import backend
 from kernels.delta_step import reference
-from kernels.delta_step.step import Pools, Slots, Weights, new_counters
+from kernels.delta_step.step import Pools, Slots, Weights, new_workspace
 
-__all__ = ["Pools", "Slots", "Weights", "gated_delta_step", "kda_step", "new_counters"]
+__all__ = ["Pools", "Slots", "Weights", "gated_delta_step", "kda_step", "new_workspace"]
 
 # Legend: B sequences of N rows each, T = B * N rows, H value heads, G key heads, K key dim,
 # V value dim, C = 2 G K + H V channels: q and k of G heads each, then v of H heads.
@@ -23,7 +23,7 @@ def gated_delta_step(
     pools: Pools,
     slots: Slots,
     *,
-    counters: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One step of the gated delta net between its input projections and its output projection.
 
@@ -33,7 +33,7 @@ def gated_delta_step(
     `kernels.rms_norm.rms_norm_gated` with the gate z. States are read and written in `pools`.
     Returns [T, H, V] in the type of z, zeros in rows that are no tokens. A sequence's results do
     not depend on the others, nor on how many there are; those of a token with N = 1 and with more
-    rows may differ by rounding. `counters`: see `new_counters`; without them a launch is added.
+    rows may differ by rounding. `workspace`: see `new_workspace`; without one a launch is added.
     """
     assert a_TH.shape == b_TH.shape and weights.dt_bias.shape == weights.a_log_H.shape
     assert a_TH.shape[1] == pools.delta_SHKV.shape[1]
@@ -41,7 +41,7 @@ def gated_delta_step(
         return reference.gated_delta_step(qkv_TC, a_TH, b_TH, z_TX, weights, pools, slots)
     from kernels.delta_step import launch
 
-    return launch.gated_delta_step(qkv_TC, a_TH, b_TH, z_TX, weights, pools, slots, counters)
+    return launch.gated_delta_step(qkv_TC, a_TH, b_TH, z_TX, weights, pools, slots, workspace)
 
 
 def kda_step(
@@ -54,7 +54,7 @@ def kda_step(
     slots: Slots,
     *,
     lower_bound: float | None,
-    counters: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `gated_delta_step` for Kimi delta attention: each key channel has its decay.
 
@@ -69,4 +69,4 @@ def kda_step(
         return reference.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound)
     from kernels.delta_step import launch
 
-    return launch.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound, counters)
+    return launch.kda_step(qkv_TC, f_TX, b_TH, z_TX, weights, pools, slots, lower_bound, workspace)

@@ -17,7 +17,7 @@ import torch
 
 from kernels import backend
 from kernels.bench.case import Case, Work
-from kernels.delta_step import Pools, Slots, Weights, launch, new_counters
+from kernels.delta_step import Pools, Slots, Weights, launch, new_workspace
 
 MAX_ERROR = 4e-3
 MAX_STATE_ERROR = 1e-4
@@ -84,11 +84,11 @@ class Inputs:
     pools: Pools
     slots: Slots
 
-    def call(self, counters: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def call(self, workspace: torch.Tensor) -> Callable[[], torch.Tensor]:
         rows = (self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots)
         if self.layer.channel_decay:
-            return partial(launch.kda_step, *rows, BOUND, counters)
-        return partial(launch.gated_delta_step, *rows, counters)
+            return partial(launch.kda_step, *rows, BOUND, workspace)
+        return partial(launch.gated_delta_step, *rows, workspace)
 
 
 def drawn(layer: Layer, sequences: int, tokens: int, device: str) -> Inputs:
@@ -124,8 +124,8 @@ def sets(nbytes: float) -> int:
 def ours(layer: Layer, sequences: int, tokens: int, device: str = "cuda") -> Work:
     nbytes = layer.bytes_of(sequences, tokens, 1 + tokens)
     inputs = [drawn(layer, sequences, tokens, device) for _ in range(sets(nbytes))]
-    counters = new_counters(sequences, inputs[0].pools)
-    calls = [x.call(counters) for x in inputs]
+    workspace = new_workspace(sequences, inputs[0].pools)
+    calls = [x.call(workspace) for x in inputs]
 
     def error() -> float:
         wanted = [exact(inputs[0], s) for s in (0, sequences - 1)]

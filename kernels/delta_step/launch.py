@@ -10,10 +10,10 @@ from kernels.delta_step.step import (
     Pools,
     Slots,
     Weights,
-    counters_of,
-    new_counters,
+    new_workspace,
     padded,
     words_of,
+    workspace_of,
 )
 from kernels.delta_step.triton import (
     BOUNDED_DECAY,
@@ -37,11 +37,11 @@ def gated_delta_step(
     weights: Weights,
     pools: Pools,
     slots: Slots,
-    counters: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See the package."""
     given = (qkv_TC, a_TH, b_TH, z_TX)
-    return _launch(given, weights, pools, slots, counters, HEAD_DECAY.value, 0.0)
+    return _launch(given, weights, pools, slots, workspace, HEAD_DECAY.value, 0.0)
 
 
 def kda_step(
@@ -53,12 +53,12 @@ def kda_step(
     pools: Pools,
     slots: Slots,
     lower_bound: float | None,
-    counters: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See the package."""
     kind = CHANNEL_DECAY if lower_bound is None else BOUNDED_DECAY
     given = (qkv_TC, f_TX, b_TH, z_TX)
-    return _launch(given, weights, pools, slots, counters, kind.value, lower_bound or 0.0)
+    return _launch(given, weights, pools, slots, workspace, kind.value, lower_bound or 0.0)
 
 
 def constants(
@@ -77,22 +77,22 @@ def _launch(
     weights: Weights,
     pools: Pools,
     slots: Slots,
-    counters: torch.Tensor | None,
+    workspace: torch.Tensor | None,
     decay: int,
     bound: float,
 ) -> torch.Tensor:
     sequences, tokens = slots.write_BN.shape
     count, heads, key_dim, value_dim = pools.delta_SHKV.shape
     qkv, z = rows[0], rows[3]
+    out_THV = torch.empty(len(z), heads, value_dim, dtype=z.dtype, device=z.device)
+    if sequences == 0:
+        return out_THV
     channels = pools.window_SRC.shape[2]
     assert qkv.shape == (sequences * tokens, channels) and z.shape[1] == heads * value_dim
     assert weights.conv_CJ.shape == (channels, TAPS) and weights.norm_V.shape == (value_dim,)
     assert all(len(x) == len(qkv) and x.stride(1) == 1 for x in rows)
     assert qkv.dtype == pools.window_SRC.dtype == weights.conv_CJ.dtype and qkv.itemsize == 2
-    out_THV = torch.empty(len(z), heads, value_dim, dtype=z.dtype, device=z.device)
-    if sequences == 0:
-        return out_THV
-    words, counted = _meeting(counters, sequences, pools)
+    words, counters = _workspace(workspace, sequences, pools)
     given = (
         *rows, pools.window_SRC, pools.delta_SHKV, weights.conv_CJ.view(torch.int64),
         weights.a_log_H, weights.dt_bias, weights.norm_V, out_THV, slots.read_B, slots.write_BN,
@@ -104,19 +104,19 @@ def _launch(
     options = {"num_warps": WARPS, "num_stages": STAGES}
     if tokens == 1:
         delta_decode[(heads * SPLIT, sequences)](
-            *given, words, counted, *numbers, **values, **options
+            *given, words, counters, *numbers, **values, **options
         )
     else:
-        delta_step[(heads, sequences)](*given, counted, *numbers, **values, **options)
+        delta_step[(heads, sequences)](*given, counters, *numbers, **values, **options)
     return out_THV
 
 
-def _meeting(
-    counters: torch.Tensor | None, sequences: int, pools: Pools
+def _workspace(
+    given: torch.Tensor | None, sequences: int, pools: Pools
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words in which two programs exchange, and counters of readers."""
-    if counters is None:
-        counters = new_counters(sequences, pools)
-    assert counters.dtype == torch.int32 and counters.numel() >= counters_of(sequences, pools)
+    """Words that two programs of a head exchange, and counters of the readers of a window."""
+    workspace = new_workspace(sequences, pools) if given is None else given
+    assert workspace.dtype == torch.int32
+    assert workspace.numel() >= workspace_of(sequences, pools)
     size = words_of(sequences, pools)
-    return counters[:size].view(torch.int64), counters[size:]
+    return workspace[:size].view(torch.int64), workspace[size:]

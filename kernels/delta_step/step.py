@@ -77,25 +77,25 @@ class Weights:
         assert all(x.is_contiguous() for x in given)
 
 
-def counters_of(sequences: int, pools: Pools) -> int:
+def workspace_of(sequences: int, pools: Pools) -> int:
     """Of so many sequences, in 32 bits: a word of 64 for each value, padded as the kernels do, and
     a counter for each channel of q and k."""
     return words_of(sequences, pools) + sequences * 2 * pools.key_heads * pools.delta_SHKV.shape[2]
 
 
 def words_of(sequences: int, pools: Pools) -> int:
-    """The part of `counters_of` that comes first and has words of 64 bits."""
+    """The part of `workspace_of` that comes first and has words of 64 bits."""
     heads, *widths = pools.delta_SHKV.shape[1:]
     return 2 * sequences * heads * padded(max(widths))
 
 
 def padded(width: int) -> int:
-    """The next power of two."""
-    return 1 << (width - 1).bit_length()
+    """The next power of two, and at least the eight that a program divides."""
+    return 1 << max(3, (width - 1).bit_length())
 
 
-def new_counters(sequences: int, pools: Pools) -> torch.Tensor:
+def new_workspace(sequences: int, pools: Pools) -> torch.Tensor:
     """What a step needs for up to `sequences` sequences: zeros, and zeros again after every launch,
     so that layers of one shape may share them. Their launches follow each other on one stream."""
-    count = counters_of(sequences, pools)
+    count = workspace_of(sequences, pools)
     return torch.zeros(count, dtype=torch.int32, device=pools.delta_SHKV.device)

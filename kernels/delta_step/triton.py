@@ -200,7 +200,7 @@ def delta_step(
     channels = 2 * keys + heads * V
     first = (sequence * N).to(tl.int64)
     read = tl.load(read_slot + sequence)
-    length = tl.minimum(tl.load(lengths + sequence), N).to(tl.int32)
+    length = tl.maximum(tl.minimum(tl.load(lengths + sequence), N), 0).to(tl.int32)
 
     # Everything that the first token needs is asked for before any of it is used: what does not
     # wait for the slot number first, and the state last, of which the convolution needs nothing.
@@ -231,9 +231,9 @@ def delta_step(
     bias, scale, rate = bias.to(tl.float32), scale.to(tl.float32), tl.exp(rate.to(tl.float32))
     stored, in_place = _owned(pair_in, write_slot, first, slot, known, head, N, R)
     out += (first * heads + head) * V + v_at
-    for n in range(tl.maximum(length, 0), N):
+    for n in range(length, N):
         tl.store(out + n * heads * V, tl.zeros((P, W // P), out.dtype.element_ty), mask=v_in)
-    if length <= 0:
+    if length == 0:
         return
     for n in range(length):
         # The next token's rows, so that they arrive while this one is computed.

@@ -26,7 +26,9 @@ def hyper_read(
     streams fp32 [T, C * H], stream-major; norm [C * H] zero-centred, one mean per stream; down
     [L, C * H], up [C * H, L], inject [C, C * H]. With n = norm(streams):
     x = mean over streams of sigmoid(up silu(down n / C)) * n; weights = 2 sigmoid(inject n / C).
-    On a GPU the matrices are plain. Source: Qwen4-Exp gated residual.
+    On a GPU the matrices are plain. Beyond 64 tokens the number of tokens and the card pick the
+    parts of a sum; among steps alike in these a token's result does not depend on the others.
+    Source: Qwen4-Exp gated residual.
     """
     assert streams_TX.shape[1] == norm_X.shape[0] and norm_X.shape[0] % count == 0
     if not backend.uses_triton(streams_TX):

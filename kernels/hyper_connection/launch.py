@@ -17,7 +17,7 @@ MOST_PARTS = 8  # of a stream
 COMBINED = 64  # columns of a program, with few tokens; with many, all
 COLUMNS, WARPS = 1024, 4
 FEW_STAGES = UP_STAGES = 3
-MANY_ROWS, MOST_TILES, MANY_DEPTH = 64, 5, 16  # of `down_many`: rows of a tile, tiles, columns
+MANY_OUTPUTS, MOST_TILES, MANY_DEPTH = 64, 5, 16  # of `down_many`: those of a tile, tiles, inputs
 
 Constants = dict[str, int | bool]
 
@@ -35,15 +35,20 @@ def parts(tokens: int, count: int, card: Card) -> int:
     return min(MOST_PARTS, 1 << max(0, fit.bit_length() - 1))
 
 
+def sum_columns(low: int, count: int) -> int:
+    """Columns of the sums: products with both matrices and squares, filled up to whole eights."""
+    return -(-(low + count + 1) // 8) * 8
+
+
 def down_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
     """Of the first kernel: `down` with few tokens, else `down_many`."""
-    sizes = {"H": hidden, "C": count, "L": low, "P": -(-(low + count + 1) // 8) * 8}
+    sizes = {"H": hidden, "C": count, "L": low, "P": sum_columns(low, count)}
     if is_few(tokens):
         steps = -(-hidden // (MOST_PARTS * 64))
         tile = {"S": MOST_PARTS, "BT": FEW_BLOCK, "BN": 64, "BK": 64, "STEPS": steps}
     else:
-        tiles = min(MOST_TILES, -(-low // MANY_ROWS))
-        rows = {"BN": MANY_ROWS, "NB": tiles, "BC": max(8, count)}
+        tiles = min(MOST_TILES, -(-low // MANY_OUTPUTS))
+        rows = {"BN": MANY_OUTPUTS, "NB": tiles, "BC": max(8, count)}
         tile = rows | {"BT": MANY_BLOCK, "BK": MANY_DEPTH}
     return sizes | tile | {"SPLIT_X": split_x}
 
@@ -57,8 +62,8 @@ def combine_constants(tokens: int, hidden: int, count: int, low: int, parts: int
     """Of the second kernel."""
     values = low + count
     block = COMBINED if is_few(tokens) else 1 << (values - 1).bit_length()
-    columns = -(-(values + 1) // 8) * 8
-    return {"H": hidden, "C": count, "L": low, "P": columns, "S": parts, "BP": block}
+    sizes = {"H": hidden, "C": count, "L": low, "P": sum_columns(low, count)}
+    return sizes | {"S": parts, "BP": block}
 
 
 def up_constants(tokens: int, hidden: int, count: int, low: int, *, split_x: bool) -> Constants:
@@ -89,6 +94,7 @@ def read(
     matrices = [down_LX, up_XL] + ([] if inject_CX is None else [inject_CX])
     assert all(m.is_contiguous() and m.dtype == down_LX.dtype for m in matrices)
     assert streams_TX.dtype == torch.float32 and count & (count - 1) == 0
+    assert inject_CX is not None or low >= count, "rows of `down` are read in place of `inject`"
     split_x = down_LX.dtype == torch.bfloat16
     kind = torch.bfloat16 if split_x else torch.float32
     low_STL = torch.empty(1 + split_x, tokens, low, dtype=kind, device=streams_TX.device)
@@ -96,7 +102,7 @@ def read(
     x_TH = torch.empty((tokens, hidden), dtype=dtype, device=streams_TX.device)
     if tokens:
         pieces = parts(tokens, count, card_of(streams_TX.device))
-        sums = streams_TX.new_empty(count * pieces, tokens, -(-(low + count + 1) // 8) * 8)
+        sums = streams_TX.new_empty(count * pieces, tokens, sum_columns(low, count))
         injected = down_LX if inject_CX is None else inject_CX
         _down(streams_TX, norm_X, down_LX, injected, sums, pieces)
         second = combine_constants(tokens, hidden, count, low, pieces)

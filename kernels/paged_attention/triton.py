@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.paged_attention.configs import MANY_ROWS
 from kernels.split_keys import (
     NOTHING,
     closing_factor,
@@ -22,7 +23,7 @@ from kernels.split_keys import (
 )
 
 MOST: tl.constexpr = tl.constexpr(2**31 - 1)  # behind every key
-MANY_ROWS: tl.constexpr = tl.constexpr(64)
+MANY_ROWS_: tl.constexpr = tl.constexpr(MANY_ROWS)
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def _attend(
             logits = tl.dot(q_tile, tl.trans(k)) * scale
             weights, fade, top, total = weigh(logits, shown[None, :], top, total, 1)
             weights = weights.to(tl.bfloat16)
-        elif q_tile.shape[0] < MANY_ROWS:
+        elif q_tile.shape[0] < MANY_ROWS_:
             logits = tl.dot(q_tile, tl.trans(k)) * scale
             seen = key[None, :] <= last[:, None]
             weights, fade, top, total = weigh(logits, seen, top, total, 1)
@@ -125,7 +126,8 @@ def paged_attention(
     mask = (row < per_tile * group) & (token < tokens)
     sequence_row, run = find_runs(sequence_of, token, mask, row % group == 0, sequences)
     position = tl.load(position_of + token, mask=mask, other=-1)
-    position = tl.minimum(position, (width.to(tl.int64) << shift) - 1).to(tl.int32)
+    position = tl.minimum(position, (width.to(tl.int64) << shift) - 1)
+    position = tl.maximum(position, -1).to(tl.int32)
     whole = token.to(tl.int64) * heads + key_head * group + row % group
     d = tl.arange(0, D)
     at = whole[:, None] * D + d[None, :]
@@ -274,7 +276,8 @@ def attend_rows(
         acc += (tl.zeros((M, W), tl.float32),)  # type: ignore[assignment]
     top = tl.full((M,), NOTHING, tl.float32)
     total = tl.zeros((M, BK), tl.float32)
-    count = tl.minimum(tl.load(position_of + token) + 1, padded - BK).to(tl.int32)
+    count = tl.minimum(tl.load(position_of + token) + 1, padded - BK)
+    count = tl.maximum(count, 0).to(tl.int32)
     row = tl.load(rows)
     weighed = tl.load(again)
     for block in tl.range(1, 1 + tl.cdiv(count, BK)):

@@ -10,7 +10,8 @@ What it cannot show: races, alignment, the order of sums in tensor cores, inline
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -158,6 +159,21 @@ def _remember_builtins() -> None:
                 interpreter._patch_attr(module, name, member, builder, scope)
 
     interpreter._patch_builtin = patch
+
+
+@contextmanager
+def programs_backwards() -> Iterator[None]:
+    """Runs the programs of a launch from the last to the first of the grid's first axis."""
+    forwards = Builder.set_grid_idx
+
+    def backwards(self: Any, x: int, y: int, z: int) -> None:
+        forwards(self, self.grid_dim[0] - 1 - x, y, z)
+
+    Builder.set_grid_idx = backwards
+    try:
+        yield
+    finally:
+        Builder.set_grid_idx = forwards
 
 
 def install() -> None:

@@ -20,6 +20,7 @@ DEVICE = "cpu" if backend.interpreted() else "cuda"
 FORMS = {
     "window": (WINDOW_ROWS, 512),
     "compressed": (COMPRESSED_ROWS, 512),
+    "compressed-padded": (COMPRESSED_ROWS, 48),
     "index": (INDEX_ROWS, 128),
     "latent": (latent_rows(512, 64), 512),
     "odd-width": (RowFormat("e2m1", 32, "ue8m0", plain=6, plain_type=torch.float32, pad=5), 102),
@@ -45,6 +46,19 @@ def test_encoded_bytes_equal_the_reference(name: str, dtype: torch.dtype, rows: 
     values = drawn(rows, width).to(dtype)
     found = launch.encode_rows(values.to(DEVICE), form).cpu()
     assert torch.equal(found, reference.encode_rows(values, form))
+
+
+@pytest.mark.parametrize("width", [32, 48])
+def test_infinities_in_a_group_with_an_e4m3_scale_equal_the_reference(width: int) -> None:
+    values = drawn(3, width)
+    values[0, 5], values[1, 18], values[2, :2] = torch.inf, -torch.inf, torch.inf
+    found = launch.encode_rows(values.to(DEVICE), COMPRESSED_ROWS).cpu()
+    assert torch.equal(found, reference.encode_rows(values, COMPRESSED_ROWS))
+
+
+def test_e4m3_codes_with_e4m3_scales_are_refused() -> None:
+    with pytest.raises(ValueError, match="e4m3 scales"):
+        RowFormat("e4m3", 32, "e4m3")
 
 
 @forms

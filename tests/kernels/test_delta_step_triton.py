@@ -4,13 +4,15 @@ the reference that the CPU uses."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
 
 from kernels import backend
-from kernels.delta_step import Pools, Slots, Weights, launch, new_counters, reference
+from kernels.delta_step import Pools, Slots, Weights, launch, new_workspace, reference
+from tests.kernels import interpreter
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 # The output and the rows between the operations are bf16.
@@ -30,6 +32,7 @@ class Layer:
     kda: bool = False
     bound: float | None = None
     gate: str = "silu"
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def channels(self) -> int:
@@ -41,6 +44,8 @@ LAYERS = {
     "gdn": GDN,
     "gdn-odd": Layer(1, 2, 12, 20, gate="sigmoid"),
     "gdn-alone": Layer(2, 2, 16, 8),
+    "gdn-narrow": Layer(1, 3, 4, 3),
+    "gdn-half": Layer(2, 4, 16, 12, dtype=torch.float16),
     "kda": Layer(3, 3, 16, 16, kda=True, bound=BOUND, gate="sigmoid"),
     "kda-softplus": Layer(2, 2, 20, 12, kda=True, gate="sigmoid"),
 }
@@ -57,12 +62,12 @@ class Inputs:
     pools: Pools
     slots: Slots
 
-    def run(self, module: ModuleType, counters: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, module: ModuleType, workspace: torch.Tensor | None = None) -> torch.Tensor:
         """Through the kernel or the reference; changes the pools."""
         rows = [self.qkv, self.a, self.b, self.z, self.weights, self.pools, self.slots]
         step = module.kda_step if self.layer.kda else module.gated_delta_step
         bound = [self.layer.bound] if self.layer.kda else []
-        out: torch.Tensor = step(*rows, *bound, *([] if counters is None else [counters]))
+        out: torch.Tensor = step(*rows, *bound, *([] if workspace is None else [workspace]))
         return out
 
 
@@ -79,7 +84,7 @@ def drawn(layer: Layer, slots: Slots, count: int) -> Inputs:
     for x in (qkv, a, b, z):
         x[pad.flatten()] = torch.nan
     weights = Weights(
-        torch.randn(c, 4).bfloat16().to(DEVICE),
+        torch.randn(c, 4).to(layer.dtype).to(DEVICE),
         torch.randn(heads).to(DEVICE),
         torch.randn(decays).bfloat16().to(DEVICE),
         torch.randn(layer.value_dim).bfloat16().to(DEVICE),
@@ -91,8 +96,8 @@ def drawn(layer: Layer, slots: Slots, count: int) -> Inputs:
     read = slots.read_B.cpu()
     read = read[(read >= 0) & (read < count)]
     window[read], delta[read] = torch.randn(len(read), 3, c), torch.randn(delta[read].shape)
-    pools = Pools(window.bfloat16().to(DEVICE), delta.to(DEVICE))
-    qkv, z = qkv.bfloat16().to(DEVICE), z.bfloat16().to(DEVICE)
+    pools = Pools(window.to(layer.dtype).to(DEVICE), delta.to(DEVICE))
+    qkv, z = qkv.to(layer.dtype).to(DEVICE), z.to(layer.dtype).to(DEVICE)
     return Inputs(layer, qkv, a.to(DEVICE), b.to(DEVICE), z, weights, pools, slots)
 
 
@@ -126,7 +131,7 @@ def exact(inputs: Inputs) -> Wanted:
         for n in range(min(length, tokens)):
             t = s * tokens + n
             past = torch.cat([past, rows[t : t + 1]])[-4:]
-            y = silu((past * w.conv_CJ.cpu().double().t()).sum(0)).bfloat16().double()
+            y = silu((past * w.conv_CJ.cpu().double().t()).sum(0)).to(layer.dtype).double()
             q, k = (x.view(-1, k_dim) for x in (y[:keys], y[keys : 2 * keys]))
             q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
             q, k = (x.repeat_interleave(heads // layer.key_heads, 0) for x in (q, k))
@@ -197,14 +202,42 @@ def test_no_sequences() -> None:
     assert drawn(GDN, slots, 2).run(launch).shape == (0, 6, 16)
 
 
+@pytest.mark.skipif(not backend.interpreted(), reason="a card picks the order")
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("verify")])
+def test_programs_may_run_in_the_other_order(layer: str, case: str) -> None:
+    inputs = drawn(LAYERS[layer], slots_of(*CASES[case]), COUNT)
+    wanted = exact(inputs)
+    with interpreter.programs_backwards():
+        check(inputs, inputs.run(launch), wanted)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_head_without_output(zero: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and sums of squares of 0 are exchanged too."""
+    inputs = drawn(GDN, slots_of([-1, -1], [[0], [1]], [1, 1]), 2)
+    inputs.qkv.fill_(zero)
+    workspace = new_workspace(2, inputs.pools)
+    full = partial(torch.full, fill_value=torch.nan)
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: full(size, **options))
+    assert not inputs.run(launch, workspace).any()
+    assert not inputs.pools.delta_SHKV.any() and not workspace.any()
+
+
+MIXED = ([0, 1, 11, 3], [[0, 6], [2, 7], [4, 8], [5, 9]], [2, 0, 1, 1 - (1 << 32)])
+
+
 @pytest.mark.parametrize("name", ["gdn", "kda"])
-def test_counters_are_zero_again_and_can_be_shared(name: str) -> None:
-    inputs = drawn(LAYERS[name], slots_of([0, 1], [[0], [2]], [1, 1]), 3)
-    counters = new_counters(5, inputs.pools)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_workspace_is_zero_again_and_can_be_shared(name: str, tokens: int) -> None:
+    read, write, length = MIXED
+    slots = slots_of(read, [row[:tokens] for row in write], length)
+    inputs = drawn(LAYERS[name], slots, COUNT)
+    workspace = new_workspace(5, inputs.pools)
     for _ in range(2):
         wanted = exact(inputs)
-        check(inputs, inputs.run(launch, counters), wanted)
-        assert not counters.any()
+        check(inputs, inputs.run(launch, workspace), wanted)
+        assert not workspace.any()
 
 
 def test_rows_may_lie_apart() -> None:

@@ -11,7 +11,6 @@ from kernels.hyper_connection import bench, exact, launch
 
 DEVICE = "cpu" if backend.interpreted() else "cuda"
 COUNT, EPS = 4, 1e-6
-PARTS_ON_H200 = {1: 8, 65: 8, 512: 8, 513: 4, 1024: 4, 1025: 2, 2112: 2, 2113: 1, 10**6: 1}
 
 
 def made(
@@ -59,9 +58,15 @@ def test_read_in_parts_of_a_stream(
     assert error(x, expected[0]) <= 1e-5 and error(weights, expected[1]) <= 1e-5
 
 
-@pytest.mark.parametrize(("tokens", "parts"), list(PARTS_ON_H200.items()))
-def test_many_programs_fill_the_card(tokens: int, parts: int) -> None:
-    assert launch.parts(tokens, COUNT, CARDS[90]) == parts
+@pytest.mark.parametrize("target", CARDS)
+@pytest.mark.parametrize("tokens", [65, 512, 513, 1024, 1025, 2112, 2113, 10**6])
+def test_twice_the_parts_would_not_fit_the_card(tokens: int, target: int) -> None:
+    parts = launch.parts(tokens, COUNT, CARDS[target])
+    room = 2 * CARDS[target].multiprocessors
+    programs = -(-tokens // launch.MANY_BLOCK) * COUNT * parts
+    assert parts in (1, 2, 4, 8)
+    assert programs <= room or parts == 1
+    assert 2 * programs > room or parts == launch.MOST_PARTS
 
 
 @pytest.mark.parametrize("tokens", [5, 65])
@@ -71,6 +76,12 @@ def test_read_without_injection_in_bf16(tokens: int) -> None:
     x, weights = launch.read(streams, norm, down, up, None, COUNT, EPS, torch.bfloat16)
     assert weights is None and x.dtype == torch.bfloat16
     assert error(x, exact.read(streams, norm, matrices, COUNT, EPS)[0]) <= 3e-3
+
+
+def test_read_without_injection_refuses_fewer_low_values_than_streams() -> None:
+    streams, norm, (down, up, _) = made(1, 16, COUNT - 1, torch.bfloat16)
+    with pytest.raises(AssertionError, match="in place of"):
+        launch.read(streams, norm, down, up, None, COUNT, EPS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,6 +16,8 @@ DEVICE = "cpu" if backend.interpreted() else "cuda"
 PAGE, WIDTH = 4, 32
 BF16_ERROR = 5e-3  # of bf16 weights and outputs
 INVALID = (-1, 10_000, -(2**40), 2**40)  # pages, sequences: none may be followed
+# Positions; cut to 32 bits they are -3, 5, 5 and 40, which is behind 16 selected tokens.
+NEGATIVE = (-3, -(2**32) + 5, -(2**40) + 5, -(2**32) + 40)
 
 
 @dataclass
@@ -77,8 +79,8 @@ def exact(s: Step, *, gated: bool = True) -> torch.Tensor:
     for t, (b, position) in enumerate(zip(sequences.tolist(), positions.tolist(), strict=True)):
         if not 0 <= b < len(table):
             continue
-        seen = torch.arange(position + 1) if s.selected is None else s.selected[t].cpu()
-        seen = seen[seen >= 0]
+        seen = torch.arange(max(position + 1, 0)) if s.selected is None else s.selected[t].cpu()
+        seen = seen[(seen >= 0) & (seen <= position)]
         pages = table[b, seen // PAGE]
         known = (pages >= 0) & (pages < len(k))
         at = pages[known], (seen % PAGE)[known]
@@ -127,18 +129,46 @@ def test_dense_attention_agrees_with_double_precision(
     assert error(run(s, gated=gated, splits=splits), s, gated=gated) < BF16_ERROR
 
 
-@pytest.mark.parametrize("width", [WIDTH, 256])
+@pytest.mark.parametrize(
+    ("width", "pool"),
+    [(32, torch.bfloat16), (128, torch.bfloat16), (256, torch.bfloat16), (32, torch.float32)],
+)
 @pytest.mark.parametrize("splits", [8, 1])
 @pytest.mark.parametrize("counts", [[1, 1], [5, 2]], ids=["decode", "prefill"])
-def test_selected_tokens_alone_are_seen(counts: list[int], splits: int, width: int) -> None:
+def test_selected_tokens_alone_are_seen(
+    counts: list[int], splits: int, width: int, pool: torch.dtype
+) -> None:
     s = step([90, 17], counts, 12, 1, width=width)
+    s.k, s.v = s.k.to(pool), s.v.to(pool)
     s.selected = selection(s, 67)
     assert error(run(s, splits=splits), s) < BF16_ERROR
 
 
-@pytest.mark.parametrize(
-    ("width", "dtype"), [(16, torch.bfloat16), (128, torch.bfloat16), (256, torch.float32)]
-)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_no_slots_behind_as_many_as_the_tokens_to_the_position_are_seen(splits: int) -> None:
+    s = step([40], [3], 4, 2)
+    s.place.positions_T[:] = torch.tensor([-1, 5, 39], device=DEVICE)
+    s.selected = torch.arange(20, device=DEVICE).repeat(3, 1)
+    found = run(s, splits=splits)
+    assert error(found, s) < BF16_ERROR
+    assert not found[0].any()
+
+
+@pytest.mark.parametrize("splits", [1, 8])
+def test_a_selection_gives_the_same_bits_beside_other_tokens(splits: int) -> None:
+    s = step([90, 61, 33], [2, 3, 2], 12, 1, width=128)
+    s.selected = selection(s, 67)
+    together = run(s, splits=splits)
+    mine, others = slice(2, 5), [0, 1, 5, 6]
+    s.q[others] *= -2
+    s.gate[others] += 1
+    s.place.positions_T[others] -= 20
+    s.place.sequence_T[5:] = -1
+    s.selected[others] = selection(s, 67)[others]
+    assert torch.equal(run(s, splits=splits)[mine], together[mine])
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(16, torch.bfloat16), (256, torch.float32)])
 def test_other_widths_and_types(width: int, dtype: torch.dtype) -> None:
     s = step([37], [2], 2, 1, width=width)
     s.q, s.k, s.v, s.gate = (x.to(dtype) for x in (s.q, s.k, s.v, s.gate))
@@ -180,6 +210,17 @@ def test_positions_out_of_range_read_nothing_outside_the_table() -> None:
     assert error(found, s) < BF16_ERROR
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("selected", [False, True])
+def test_tokens_of_negative_positions_see_nothing(selected: bool, splits: int) -> None:
+    s = step([60], [6], 2, 1)
+    s.selected = selection(s, 16) if selected else None
+    s.place.positions_T[:4] = torch.tensor(NEGATIVE, device=DEVICE)
+    found = run(s, splits=splits)
+    assert error(found, s) < BF16_ERROR
+    assert not found[:4].any()
+
+
 def test_an_empty_step_is_left_alone() -> None:
     s = step([5], [1], 2, 1)
     place = Place(s.place.page_table_BP, s.place.sequence_T[:0], s.place.positions_T[:0])
@@ -205,14 +246,6 @@ def test_tiles_follow_the_shape_of_the_step(
 ) -> None:
     per_tile = configs.tile_tokens(target, tokens, sequences, group, selected=selected)
     assert (per_tile, configs.dealt_runs(tokens, sequences, per_tile)) == expected
-
-
-@pytest.mark.parametrize(
-    ("width", "rows", "parts"),
-    [(256, 16, 4), (256, 32, 4), (256, 64, 1), (128, 16, 2), (16, 16, 1)],
-)
-def test_head_dims_of_few_rows_have_parts(width: int, rows: int, parts: int) -> None:
-    assert configs.parts(width, rows) == parts
 
 
 @pytest.mark.parametrize(("pool", "rows"), [("bfloat16", "float32"), ("uint8", "uint8")])

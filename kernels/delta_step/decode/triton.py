@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.activation.triton import sigmoid_of
 from kernels.delta_step.triton import (
+    L2_EPS,
     NUMBERS,
     ROWS,
     P,
@@ -24,7 +25,6 @@ from kernels.delta_step.triton import (
     known_slot,
     store_rows,
     taps_of,
-    unit_sizes,
     values_of,
     window_rows,
 )
@@ -71,8 +71,10 @@ def delta_decode(
     keys = (heads // R) * K
     channels = 2 * keys + heads * V
     row = sequence.to(tl.int64)
-    read, target = tl.load(read_slot + sequence), tl.load(write_slot + sequence)
-    length = tl.load(lengths + sequence)
+    # What all layers of a step read stays in the caches.
+    read = tl.load(read_slot + sequence, eviction_policy="evict_last")
+    target = tl.load(write_slot + sequence, eviction_policy="evict_last")
+    length = tl.load(lengths + sequence, eviction_policy="evict_last")
 
     v_at = values_of(part, X)
     pair, pair_in, value, v_in = channels_of(head, keys, v_at, R, K, V, W)
@@ -105,11 +107,12 @@ def delta_decode(
 
     mixed = convolved(x0, x1, x2, x3, w0, w1, w2, w3)
     v = convolved(v0, v1, v2, v3, vw0, vw1, vw2, vw3).to(tl.float32)
-    q_size, k_size = unit_sizes(mixed.to(tl.float32))
     state = faded(state, forget, bias, rate, bound, W, Q, DECAY)
     q, k = tl.split(mixed)
     q, k = along_keys(q, W, Q).to(tl.float32), along_keys(k, W, Q).to(tl.float32)
     beta = sigmoid_of(beta.to(tl.float32))
+    # All keys are in a warp here, so that no sum waits for another warp.
+    q_size, k_size = tl.rsqrt(keys_sum(q * q) + L2_EPS), tl.rsqrt(keys_sum(k * k) + L2_EPS)
     overlap = keys_sum(k * q)
     u = beta * (v - keys_sum(state * k) * k_size) * k_size
     o = (keys_sum(state * q) + overlap * u) * (q_size * K**-0.5)
@@ -120,14 +123,15 @@ def delta_decode(
     counted = pair_in & in_place
     count = arrived + sequence * (2 * keys) + pair
     seen = tl.atomic_add(count, 1, mask=counted, sem="relaxed")
-    o = tl.broadcast_to(tl.reshape(o, (1, X)), (S, X))
+    word = tl.broadcast_to(tl.reshape(_word(o, square), (1, X)), (S, X))
     words += (sequence * heads + head) * W + halves
-    theirs = tl.atomic_xchg(words, _word(o, square), sem="relaxed")
+    theirs = tl.atomic_xchg(words, word, sem="relaxed")
     state = state + k * u[None, :, None, :]
     kept = (target >= 0) & (target < slots)
     if kept:
         tl.store(states + (target * heads + head) * (K * V) + cell, state, mask=cell_in)
     second = theirs != 0
+    o, _ = _of_word(word)
     their_o, their_square = _of_word(theirs)
     o = tl.where(half == part, o, their_o)
     y = gated(o, square + their_square, gate, scale, eps, V, GATE)
